@@ -1,0 +1,65 @@
+package agentapi
+
+// A driver reaches its agent over a channel: a SEQPACKET socket whose messages are JSON and may carry descriptors.
+// Nothing inside the sandbox can reach it, and no name in the sandbox's file system or network leads to it.
+//
+// The agent's first channel is descriptor 3 and belongs to whoever made the sandbox; when it closes, the agent exits,
+// and the sandbox with it: a sandbox that nobody watches must not outlive its maker. A further channel, received by
+// MessageChannel, only takes MessageConn; when it closes the agent forgets it and goes on.
+
+// MessageType is the kind of a channel message.
+type MessageType string
+
+// The messages.
+const (
+	MessageBoot    MessageType = "boot"    // Boot; once, before anything else
+	MessageConn    MessageType = "conn"    // descriptors: a stream socket that carries one operation
+	MessageChannel MessageType = "channel" // descriptors: another channel
+	MessageKernel  MessageType = "kernel"  // Kernel; descriptors: see KernelDescriptors
+	MessageExit    MessageType = "exit"    // KernelExit: how an adopted kernel's process ended, as its parent saw it
+)
+
+// KernelDescriptors is the order of the descriptors of MessageKernel: the kernel's frame socket, the read ends of its
+// stdout and stderr, and a pidfd of its process.
+const KernelDescriptors = 4
+
+// Message is one message on a channel.
+type Message struct {
+	Type   MessageType `json:"type"`
+	Boot   *Boot       `json:"boot,omitempty"`
+	Kernel *Adoption   `json:"kernel,omitempty"`
+	Exit   *KernelExit `json:"exit,omitempty"`
+}
+
+// Adoption hands a kernel that was forked outside to the agent. A living kernel of that name is killed first.
+type Adoption struct {
+	Name  string `json:"name"`
+	Token string `json:"token"` // names this process in a later KernelExit
+	PID   int    `json:"pid"`   // as seen inside the sandbox; for people, never for signals
+}
+
+// KernelExit tells how an adopted kernel ended: the agent is not its parent and cannot know.
+type KernelExit struct {
+	Token  string `json:"token"`
+	Code   int    `json:"code"`             // exit status, or −1
+	Signal string `json:"signal,omitempty"` // "SIGKILL"
+	OOM    bool   `json:"oom,omitempty"`
+}
+
+// MaxMessage bounds a channel message.
+const MaxMessage = 64 << 10
+
+// Between agent and kernel the same frames travel on a stream socket. The agent sends FrameRequest with KernelRequest;
+// the kernel answers with FrameEvent: EventReady once (PID, Message = "ipython <version>" or "plain"), then for each
+// request EventStarted, results and errors, and EventEnd with Outcome ok, error or interrupted. Output does not travel here: it is
+// read from the kernel's stdout and stderr pipes, so that subprocesses and C code are heard too; the kernel flushes
+// before each event, and the agent drains the pipes before it passes that event on.
+
+// KernelRequest asks a kernel to run one cell.
+type KernelRequest struct {
+	ID     string            `json:"id"`
+	Code   string            `json:"code"`
+	Env    map[string]string `json:"env,omitempty"`
+	Cwd    string            `json:"cwd,omitempty"`
+	Silent bool              `json:"silent,omitempty"`
+}

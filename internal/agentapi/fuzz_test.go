@@ -1,0 +1,97 @@
+package agentapi_test
+
+import (
+	"bytes"
+	"io"
+	"testing"
+
+	"github.com/covehq/cove/internal/agentapi"
+)
+
+func FuzzFrame(f *testing.F) {
+	var whole bytes.Buffer
+	agentapi.WriteFrame(&whole, agentapi.FrameStdout, []byte("hello"))
+	agentapi.WriteFrame(&whole, agentapi.FrameEOF, nil)
+	f.Add(whole.Bytes())
+	f.Add([]byte{1, 0, 0, 0, 255, 255, 255, 255})
+	f.Add([]byte{1, 0, 0, 0, 0, 255, 255, 255, 'x'})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r := agentapi.NewReader(bytes.NewReader(data))
+		var again bytes.Buffer
+		for {
+			frame, err := r.Read()
+			if err != nil {
+				break
+			}
+			if len(frame.Payload) > len(data) {
+				t.Fatal("a payload is longer than what was sent")
+			}
+			if err := agentapi.WriteFrame(&again, frame.Kind, frame.Payload); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !bytes.HasPrefix(data, again.Bytes()) {
+			t.Fatal("frames that were read are not those that were sent")
+		}
+	})
+}
+
+func FuzzRequest(f *testing.F) {
+	f.Add(uint8(1), []byte(`{"op":"exec","params":{"argv":["sh"],"env":{"A":"b"},"timeout_ms":5}}`))
+	f.Add(uint8(1), []byte(`{"op":"run","params":{"code":"1+1"}}`))
+	f.Add(uint8(1), []byte(`{"op":"chmod","params":{"mode":-1}}`))
+	f.Add(uint8(2), []byte(`{}`))
+	f.Fuzz(func(t *testing.T, kind uint8, payload []byte) {
+		req, err := agentapi.DecodeRequest(agentapi.Frame{Kind: agentapi.FrameKind(kind), Payload: payload})
+		if err != nil {
+			return
+		}
+		decode[agentapi.ExecParams](t, req)
+		decode[agentapi.RunParams](t, req)
+		decode[agentapi.WriteParams](t, req)
+		decode[agentapi.ChmodParams](t, req)
+		decode[agentapi.SignalParams](t, req)
+		decode[agentapi.DialParams](t, req)
+		decode[agentapi.WatchParams](t, req)
+	})
+}
+
+// decode must give a value that can be sent again, or an error.
+func decode[T any](t *testing.T, req agentapi.Request) {
+	params, err := agentapi.DecodeParams[T](req)
+	if err != nil {
+		return
+	}
+	if err := agentapi.WriteJSON(io.Discard, agentapi.FrameRequest, params); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func FuzzChannelMessage(f *testing.F) {
+	f.Add([]byte(`{"type":"boot","boot":{"id":"a"}}`), 0)
+	f.Add([]byte(`{"type":"kernel","kernel":{"name":"a","token":"t","pid":2}}`), 4)
+	f.Add([]byte(`{"type":"exit","exit":{"token":"t","code":-1,"signal":"SIGKILL"}}`), 0)
+	f.Add([]byte(`{"type":"conn"}`), 1)
+	f.Fuzz(func(t *testing.T, payload []byte, fds int) {
+		m, err := agentapi.DecodeMessage(payload, fds)
+		if err != nil {
+			return
+		}
+		switch m.Type {
+		case agentapi.MessageBoot:
+			_ = *m.Boot
+		case agentapi.MessageExit:
+			_ = *m.Exit
+		case agentapi.MessageKernel:
+			if fds != agentapi.KernelDescriptors || m.Kernel.Name == "" {
+				t.Fatal("a kernel that is not whole")
+			}
+		case agentapi.MessageConn, agentapi.MessageChannel:
+			if fds != 1 {
+				t.Fatal("a connection without a descriptor")
+			}
+		default:
+			t.Fatalf("unknown message %q", m.Type)
+		}
+	})
+}
