@@ -1,0 +1,325 @@
+package template
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/covehq/cove/internal/fault"
+)
+
+// Options say where definitions and built templates live.
+type Options struct {
+	Dir        string       // definitions of one's own as *.toml; what is built goes to Dir/built
+	Nameserver string       // of every sandbox; default 10.213.0.1
+	Log        *slog.Logger // default: slog.Default()
+}
+
+// Store knows the defined templates and those that are built.
+type Store struct {
+	options Options
+
+	mu          sync.RWMutex
+	definitions map[string]*Definition
+	records     map[string]*record
+}
+
+// record is a built template on disk.
+type record struct {
+	Template *Template `json:"template"`
+	Layers   []string  `json:"layers"` // names in Dir/built/layers
+}
+
+// Info is one line of a list of templates.
+type Info struct {
+	Name        string `json:"name"`
+	Description string `json:"description,omitempty"`
+	From        string `json:"from,omitempty"`
+	Source      string `json:"source"`           // which file defines it
+	Digest      string `json:"digest,omitempty"` // empty: not built
+}
+
+// What a builder that died can leave.
+const (
+	halfBuilt   = ".building-"
+	halfWritten = ".write-*"
+)
+
+// Open reads every definition and what is built already. It builds nothing.
+func Open(options Options) (*Store, error) {
+	dir, err := filepath.Abs(options.Dir)
+	if err != nil {
+		return nil, err
+	}
+	if strings.ContainsAny(dir, ":,\\\n") {
+		return nil, fault.New(fault.Invalid, "templates cannot live in %q: an overlay cannot name such a path", dir)
+	}
+	options.Dir = dir
+	if options.Nameserver == "" {
+		options.Nameserver = "10.213.0.1"
+	}
+	if options.Log == nil {
+		options.Log = slog.Default()
+	}
+	s := &Store{options: options}
+	return s, s.Refresh()
+}
+
+// Refresh reads definitions and built templates again, after somebody else wrote them.
+func (s *Store) Refresh() error {
+	definitions, err := loadDefinitions(s.options.Dir)
+	if err != nil {
+		return err
+	}
+	records := map[string]*record{}
+	for name := range definitions {
+		if r, err := s.readRecord(name + ".json"); err == nil {
+			records[name] = r
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			s.options.Log.Warn("built template cannot be used", "template", name, "error", err)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.definitions, s.records = definitions, records
+	return nil
+}
+
+func (s *Store) built(elements ...string) string {
+	return filepath.Join(append([]string{s.options.Dir, "built"}, elements...)...)
+}
+
+func (s *Store) layers() string { return s.built("layers") }
+
+// readRecord refuses a record whose directories are gone.
+func (s *Store) readRecord(file string) (*record, error) {
+	text, err := os.ReadFile(s.built(file))
+	if err != nil {
+		return nil, err
+	}
+	r := &record{}
+	if err := json.Unmarshal(text, r); err != nil {
+		return nil, err
+	}
+	if r.Template == nil {
+		return nil, errors.New("no template in it")
+	}
+	for _, tree := range r.Template.Trees {
+		for _, dir := range tree.Lower {
+			if _, err := os.Stat(dir); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return r, nil
+}
+
+// Resolve is the built template of that name, from memory. Callers share it and do not change it.
+func (s *Store) Resolve(ctx context.Context, name string) (*Template, error) {
+	s.mu.RLock()
+	r, definition := s.records[name], s.definitions[name]
+	names := sortedKeys(s.definitions)
+	s.mu.RUnlock()
+	switch {
+	case r != nil:
+		return r.Template, nil
+	case definition == nil:
+		return nil, fault.New(fault.NotFound, "there is no template %q; there are %s", name, strings.Join(names, ", "))
+	}
+	r, err := s.readRecord(name + ".json") // another process may have built it since
+	if err != nil {
+		return nil, fault.New(fault.Unavailable, "template %s is not built yet", name)
+	}
+	s.remember(name, r)
+	return r.Template, nil
+}
+
+func (s *Store) remember(name string, r *record) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.records[name] = r
+}
+
+// List is every defined template by name.
+func (s *Store) List() []Info {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var all []Info
+	for _, name := range sortedKeys(s.definitions) {
+		d := s.definitions[name]
+		info := Info{Name: name, Description: d.Description, From: d.From, Source: d.source}
+		if r := s.records[name]; r != nil {
+			info.Digest = r.Template.Digest
+		}
+		all = append(all, info)
+	}
+	return all
+}
+
+// Ensure builds what is missing or was made from other inputs than today's, and returns the template. It needs root
+// for that; progress may be nil.
+func (s *Store) Ensure(ctx context.Context, name string, progress func(Progress)) (*Template, error) {
+	if progress == nil {
+		progress = func(Progress) {}
+	}
+	s.mu.RLock()
+	definitions := s.definitions
+	s.mu.RUnlock()
+	if definitions[name] == nil || os.Geteuid() != 0 {
+		t, err := s.Resolve(ctx, name)
+		if fault.Is(err, fault.Unavailable) {
+			return nil, fault.New(fault.Denied, "building template %s needs root: its files belong to root and to the sandbox's user", name)
+		}
+		return t, err
+	}
+	links, err := chain(definitions, name)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(s.layers(), 0o755); err != nil {
+		return nil, err
+	}
+	unlock, err := lockFile(ctx, s.built("lock"), func() { progress(Progress{Step: StepWait, Message: "another builder is at work"}) })
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if err := s.clean(); err != nil {
+		return nil, err
+	}
+	r, err := (&build{store: s, links: links, all: merged(links), progress: progress}).run(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return r.Template, s.keep(name, r)
+}
+
+// clean removes what a builder that died left half done; the caller holds the lock.
+func (s *Store) clean() error {
+	for _, pattern := range []string{filepath.Join(s.layers(), halfBuilt+"*"), s.built(halfWritten)} {
+		left, err := filepath.Glob(pattern)
+		if err != nil {
+			return err
+		}
+		for _, name := range left {
+			if err := os.RemoveAll(name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// keep makes the record current. The one it replaces stays readable by its digest until Sweep.
+func (s *Store) keep(name string, r *record) error {
+	old, err := s.readRecord(name + ".json")
+	if err == nil && old.Template.Digest == r.Template.Digest && slices.Equal(old.Layers, r.Layers) {
+		s.remember(name, r)
+		return nil
+	}
+	for _, file := range []string{name + "@" + r.Template.Digest + ".json", name + ".json"} {
+		if err := writeJSON(s.built(file), r); err != nil {
+			return err
+		}
+	}
+	s.remember(name, r)
+	s.options.Log.Info("template built", "template", name, "digest", r.Template.Digest)
+	return nil
+}
+
+// Sweep removes built templates that are neither current nor of a digest still in use, and layers nobody needs.
+func (s *Store) Sweep(ctx context.Context, inUse []string) error {
+	unlock, err := lockFile(ctx, s.built("lock"), func() {})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // nothing was ever built
+	}
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	needed := map[string]bool{}
+	files, err := filepath.Glob(s.built("*.json"))
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		name := strings.TrimSuffix(filepath.Base(file), ".json")
+		r, err := s.readRecord(filepath.Base(file))
+		_, digest, old := strings.Cut(name, "@")
+		if err != nil || old && !slices.Contains(inUse, digest) {
+			if err := os.Remove(file); err != nil {
+				return err
+			}
+			continue
+		}
+		for _, layer := range r.Layers {
+			needed[layer] = true
+		}
+	}
+	entries, err := os.ReadDir(s.layers())
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !needed[e.Name()] {
+			if err := os.RemoveAll(filepath.Join(s.layers(), e.Name())); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Verify reads a built template again and compares it with what was built: all sandboxes share these files.
+func (s *Store) Verify(ctx context.Context, name string) error {
+	t, err := s.Resolve(ctx, name)
+	if err != nil {
+		return err
+	}
+	r, err := s.readRecord(name + ".json")
+	if err != nil {
+		return err
+	}
+	for _, layer := range r.Layers {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		made, err := readLayer(filepath.Join(s.layers(), layer))
+		if err != nil {
+			return err
+		}
+		_, seal, err := digestTree(filepath.Join(made.dir, "trees"))
+		if err != nil {
+			return err
+		}
+		if seal != made.Seal {
+			return fault.New(fault.Internal, "layer %s of template %s (%s) was changed after it was built", layer, name, t.Digest)
+		}
+	}
+	return nil
+}
+
+// writeJSON replaces a file at once or not at all.
+func writeJSON(name string, value any) error {
+	text, err := json.MarshalIndent(value, "", "  ")
+	if err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(filepath.Dir(name), halfWritten)
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name())
+	_, err = tmp.Write(append(text, '\n'))
+	if err := errors.Join(err, tmp.Chmod(0o644), tmp.Sync(), tmp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), name)
+}
