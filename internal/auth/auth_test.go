@@ -1,0 +1,208 @@
+package auth_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/sqlstore"
+)
+
+func newKeys(t *testing.T) (*auth.Keys, *counted) {
+	t.Helper()
+	s, err := sqlstore.Open(filepath.Join(t.TempDir(), "cove.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Close() })
+	store := &counted{KeyStore: s}
+	return auth.NewKeys(store), store
+}
+
+// counted counts lookups and can do something right after one.
+type counted struct {
+	auth.KeyStore
+
+	mu      sync.Mutex
+	lookups int
+	after   func()
+}
+
+func (c *counted) KeyByHash(ctx context.Context, hash string) (auth.KeyRecord, error) {
+	r, err := c.KeyStore.KeyByHash(ctx, hash)
+	c.mu.Lock()
+	c.lookups++
+	after := c.after
+	c.mu.Unlock()
+	if after != nil {
+		after()
+	}
+	return r, err
+}
+
+func create(t *testing.T, keys *auth.Keys, tenant string, admin bool) (auth.Secret, auth.KeyRecord) {
+	t.Helper()
+	secret, record, err := keys.Create(t.Context(), tenant, "ci", admin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return secret, record
+}
+
+func TestSecret(t *testing.T) {
+	secret := auth.Secret("e2b_0123456789")
+	var log bytes.Buffer
+	slog.New(slog.NewJSONHandler(&log, nil)).Info("x", "key", secret, "in", struct{ K auth.Secret }{secret})
+	asJSON, err := json.Marshal([]any{secret, struct{ K auth.Secret }{secret}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, printed := range map[string]string{
+		"%v": fmt.Sprintf("%v", secret), "%s": fmt.Sprintf("%s", secret), "%q": fmt.Sprintf("%q", secret),
+		"%x": fmt.Sprintf("%x", secret), "%#v": fmt.Sprintf("%#v", struct{ K auth.Secret }{secret}), "%d": fmt.Sprintf("%d", secret),
+		"slog": log.String(), "JSON": string(asJSON), "String": secret.String(),
+	} {
+		t.Run("a secret prints as dots in "+name, func(t *testing.T) {
+			if strings.Contains(printed, "0123") || strings.Contains(printed, fmt.Sprintf("%x", "0123")) || !strings.Contains(printed, "•") {
+				t.Fatalf("printed %s", printed)
+			}
+		})
+	}
+}
+
+func TestKeys(t *testing.T) {
+	t.Run("a key has the form that SDKs check", func(t *testing.T) {
+		a, err := auth.NewKey()
+		b, _ := auth.NewKey()
+		if err != nil || a == b || !regexp.MustCompile(`^e2b_[0-9a-f]{40}$`).MatchString(string(a)) {
+			t.Fatalf("keys are %q and %q, %v", string(a), string(b), err)
+		}
+	})
+	t.Run("a key leads to its tenant", func(t *testing.T) {
+		keys, _ := newKeys(t)
+		secret, record := create(t, keys, "acme", true)
+		other, _ := create(t, keys, "globex", false)
+		got, err := keys.Authenticate(t.Context(), string(secret))
+		if want := (auth.Principal{Tenant: "acme", KeyID: record.ID, Admin: true}); got != want || err != nil {
+			t.Fatalf("got %+v, %v", got, err)
+		}
+		if got, err := keys.Authenticate(t.Context(), string(other)); got.Tenant != "globex" || got.Admin || err != nil {
+			t.Fatalf("got %+v, %v", got, err)
+		}
+	})
+	t.Run("only the hash of a key is stored", func(t *testing.T) {
+		keys, _ := newKeys(t)
+		secret, record := create(t, keys, "acme", false)
+		list, err := keys.List(t.Context(), "acme")
+		if diff := cmp.Diff([]auth.KeyRecord{record}, list); err != nil || diff != "" {
+			t.Fatalf("%v %s", err, diff)
+		}
+		b, _ := json.Marshal(list)
+		if strings.Contains(string(b), string(secret)) || strings.Contains(string(b), record.Hash) || record.Hash != auth.HashKey(secret) {
+			t.Fatalf("list says %s", b)
+		}
+	})
+	for name, presented := range map[string]string{
+		"no key":                  "",
+		"a key nobody made":       "e2b_" + strings.Repeat("0", 40),
+		"a key of another form":   "sk-123",
+		"a key with a tail":       "e2b_" + strings.Repeat("0", 41),
+		"a key in capitals":       "E2B_" + strings.Repeat("A", 40),
+		"a key with a line break": "e2b_" + strings.Repeat("0", 40) + "\n",
+		"a key made of SQL":       "' OR 1=1 --",
+	} {
+		t.Run(name+" is refused", func(t *testing.T) {
+			keys, _ := newKeys(t)
+			create(t, keys, "acme", false)
+			if _, err := keys.Authenticate(t.Context(), presented); !fault.Is(err, fault.Unauthed) {
+				t.Fatalf("error is %v", err)
+			}
+		})
+	}
+	for name, tenant := range map[string]string{"empty": "", "upper case": "Acme", "a path": "../x", "long": strings.Repeat("a", 64), "dash first": "-a"} {
+		t.Run("a tenant name that is "+name+" is invalid", func(t *testing.T) {
+			keys, _ := newKeys(t)
+			if _, _, err := keys.Create(t.Context(), tenant, "", false); !fault.Is(err, fault.Invalid) {
+				t.Fatalf("error is %v", err)
+			}
+		})
+	}
+	t.Run("a revoked key is refused at once, although it was cached", func(t *testing.T) {
+		keys, _ := newKeys(t)
+		secret, record := create(t, keys, "acme", false)
+		if _, err := keys.Authenticate(t.Context(), string(secret)); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := keys.Revoke(t.Context(), "acme", record.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := keys.Authenticate(t.Context(), string(secret)); !fault.Is(err, fault.Unauthed) {
+			t.Fatalf("error is %v", err)
+		}
+	})
+	t.Run("a key revoked between lookup and cache is refused afterwards", func(t *testing.T) {
+		keys, store := newKeys(t)
+		secret, record := create(t, keys, "acme", false)
+		store.after = func() {
+			if err := keys.Revoke(t.Context(), "acme", record.ID); err != nil {
+				t.Error(err)
+			}
+		}
+		_, _ = keys.Authenticate(t.Context(), string(secret)) // began before the revocation: either answer is right
+		store.after = nil
+		if _, err := keys.Authenticate(t.Context(), string(secret)); !fault.Is(err, fault.Unauthed) {
+			t.Fatalf("error is %v", err)
+		}
+	})
+	t.Run("another tenant's key cannot be revoked", func(t *testing.T) {
+		keys, _ := newKeys(t)
+		secret, record := create(t, keys, "acme", false)
+		if err := keys.Revoke(t.Context(), "globex", record.ID); !fault.Is(err, fault.NotFound) {
+			t.Fatalf("error is %v", err)
+		}
+		if _, err := keys.Authenticate(t.Context(), string(secret)); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestCache(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		keys, store := newKeys(t)
+		secret, _ := create(t, keys, "acme", false)
+		for range 10 {
+			if _, err := keys.Authenticate(t.Context(), string(secret)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if store.lookups != 1 {
+			t.Errorf("ten uses in a minute ask the store %d times, want 1", store.lookups)
+		}
+		time.Sleep(2 * time.Minute)
+		if _, err := keys.Authenticate(t.Context(), string(secret)); err != nil {
+			t.Fatal(err)
+		}
+		list, err := keys.List(t.Context(), "acme")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if store.lookups != 2 || !list[0].LastUsed.Equal(time.Now()) {
+			t.Errorf("a use two minutes later: %d lookups, last used %v", store.lookups, list[0].LastUsed)
+		}
+	})
+}

@@ -1,0 +1,161 @@
+package auth
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/subtle"
+	"encoding/hex"
+	"fmt"
+	"regexp"
+	"sync"
+	"time"
+
+	"github.com/covehq/cove/internal/fault"
+)
+
+// KeyStore keeps key records. Times are exact to a microsecond.
+type KeyStore interface {
+	InsertKey(ctx context.Context, r KeyRecord) error
+	// KeyByHash finds a key, revoked or not, or fault.NotFound.
+	KeyByHash(ctx context.Context, hash string) (KeyRecord, error)
+	// ListKeys returns a tenant's keys, oldest first, revoked ones too.
+	ListKeys(ctx context.Context, tenant string) ([]KeyRecord, error)
+	// RevokeKey marks a tenant's key; a key revoked before keeps its time; an unknown one is fault.NotFound.
+	RevokeKey(ctx context.Context, tenant, id string, at time.Time) error
+	TouchKey(ctx context.Context, id string, at time.Time) error
+}
+
+// How long a key that was found is trusted without asking the store again, which is also how exact LastUsed is
+// and how long a key revoked by another process still works.
+const cacheFor = time.Minute
+
+const maxCached = 4096
+
+// Keys makes, checks and revokes keys.
+type Keys struct {
+	store KeyStore
+
+	mu     sync.Mutex
+	cache  map[string]cached // by hash
+	revoke int               // counts revocations: what was read before one is not cached after it
+}
+
+type cached struct {
+	record KeyRecord
+	until  time.Time
+}
+
+// NewKeys keeps its records in store.
+func NewKeys(store KeyStore) *Keys {
+	return &Keys{store: store, cache: map[string]cached{}}
+}
+
+var errWrongKey = fault.New(fault.Unauthed, "the API key is not valid")
+
+// Authenticate turns a presented key into its owner, or fault.Unauthed. Why a key is refused is not told.
+func (k *Keys) Authenticate(ctx context.Context, presented string) (Principal, error) {
+	if presented == "" {
+		return Principal{}, fault.New(fault.Unauthed, "an API key is needed")
+	}
+	if !keyForm.MatchString(presented) {
+		return Principal{}, fault.New(fault.Unauthed, "the API key is not valid: a key is %q and 40 hexadecimal digits", keyPrefix)
+	}
+	record, err := k.lookup(ctx, HashKey(Secret(presented)))
+	if err != nil {
+		return Principal{}, err
+	}
+	return Principal{Tenant: record.Tenant, KeyID: record.ID, Admin: record.Admin}, nil
+}
+
+func (k *Keys) lookup(ctx context.Context, hash string) (KeyRecord, error) {
+	k.mu.Lock()
+	hit, ok := k.cache[hash]
+	seen := k.revoke
+	k.mu.Unlock()
+	if ok && time.Now().Before(hit.until) {
+		return hit.record, nil
+	}
+	record, err := k.store.KeyByHash(ctx, hash)
+	if fault.Is(err, fault.NotFound) {
+		return KeyRecord{}, errWrongKey
+	}
+	if err != nil {
+		return KeyRecord{}, fmt.Errorf("look up key: %w", err)
+	}
+	// Both are hashes, so the index lookup told nothing of the key; this holds whatever the store's collation does.
+	if subtle.ConstantTimeCompare([]byte(record.Hash), []byte(hash)) != 1 || !record.RevokedAt.IsZero() {
+		return KeyRecord{}, errWrongKey
+	}
+	if err := k.store.TouchKey(ctx, record.ID, now()); err != nil {
+		return KeyRecord{}, fmt.Errorf("touch key %s: %w", record.ID, err)
+	}
+	k.remember(record, seen)
+	return record, nil
+}
+
+func (k *Keys) remember(record KeyRecord, seen int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.revoke != seen {
+		return
+	}
+	if len(k.cache) >= maxCached {
+		clear(k.cache)
+	}
+	k.cache[record.Hash] = cached{record, time.Now().Add(cacheFor)}
+}
+
+// tenantName keeps a tenant usable as part of a label, a cgroup or a file name.
+var tenantName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
+const maxName = 128
+
+// Create makes a key for a tenant. The Secret is told this once and never again.
+func (k *Keys) Create(ctx context.Context, tenant, name string, admin bool) (Secret, KeyRecord, error) {
+	if !tenantName.MatchString(tenant) {
+		return "", KeyRecord{}, fault.New(fault.Invalid, "tenant %.70q: use up to 63 of a-z, 0-9 and -, not at either end", tenant)
+	}
+	if len(name) > maxName {
+		return "", KeyRecord{}, fault.New(fault.Invalid, "the name of a key has at most %d bytes", maxName)
+	}
+	key, err := NewKey()
+	if err != nil {
+		return "", KeyRecord{}, err
+	}
+	var id [8]byte
+	if _, err := rand.Read(id[:]); err != nil {
+		return "", KeyRecord{}, fmt.Errorf("make a key id: %w", err)
+	}
+	record := KeyRecord{
+		ID: "key" + hex.EncodeToString(id[:]), Tenant: tenant, Name: name, Admin: admin,
+		Hash: HashKey(key), Prefix: string(key[:len(keyPrefix)+6]), CreatedAt: now(),
+	}
+	if err := k.store.InsertKey(ctx, record); err != nil {
+		return "", KeyRecord{}, fmt.Errorf("store key: %w", err)
+	}
+	return key, record, nil
+}
+
+// List returns a tenant's keys, oldest first, revoked ones too.
+func (k *Keys) List(ctx context.Context, tenant string) ([]KeyRecord, error) {
+	records, err := k.store.ListKeys(ctx, tenant)
+	if err != nil {
+		return nil, fmt.Errorf("list keys: %w", err)
+	}
+	return records, nil
+}
+
+// Revoke ends a tenant's key: when it returns, nothing authenticates with it. Revoking twice is no error.
+func (k *Keys) Revoke(ctx context.Context, tenant, id string) error {
+	if err := k.store.RevokeKey(ctx, tenant, id, now()); err != nil {
+		return fmt.Errorf("revoke key: %w", err)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.revoke++
+	clear(k.cache)
+	return nil
+}
+
+// now is a time that survives a store unchanged.
+func now() time.Time { return time.Now().UTC().Truncate(time.Microsecond) }

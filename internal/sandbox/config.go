@@ -1,0 +1,84 @@
+package sandbox
+
+import (
+	"cmp"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/policy"
+	"github.com/covehq/cove/internal/template"
+)
+
+// Config is what an operator decides about sandboxes. The zero value is a working one.
+type Config struct {
+	DefaultTemplate    string        // "python"
+	DefaultLifetime    time.Duration // 300 s
+	MaxLifetime        time.Duration // zero: none, and a sandbox may live without a deadline
+	DefaultIdleTimeout time.Duration // zero: none
+	DefaultLimits      template.Limits
+	MaxLimits          template.Limits // zero fields: no maximum
+	DefaultNetwork     policy.Network  // mode internet
+
+	MaxPerTenant int     // living sandboxes; zero: no limit
+	CreateRate   float64 // sandboxes per second and tenant, with a second's worth at once; zero: no limit
+	MaxStarting  int     // sandboxes that start at the same time; the others queue; 64
+	MaxQueued    int     // creates that wait for their turn; the others are turned away; 1024
+
+	Retention time.Duration // how long an ended sandbox stays readable; 24 h
+
+	// BootID names this boot of the host, so that a sandbox lost to a reboot is told from one lost to a crash.
+	// Default: the kernel's.
+	BootID string
+	// EndedGrace is how long Open waits for a driver to tell how a missing sandbox ended; half a second.
+	EndedGrace time.Duration
+}
+
+// Validate refuses what cannot be meant.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	switch {
+	case c.DefaultLifetime < 0 && c.MaxLifetime > 0:
+		return fault.New(fault.Invalid, "no default lifetime, but a maximum of %v: give a default", c.MaxLifetime)
+	case c.MaxLifetime < 0, c.DefaultIdleTimeout < 0, c.Retention < 0, c.EndedGrace < 0:
+		return fault.New(fault.Invalid, "maximum lifetime, default idle timeout and retention cannot be negative")
+	case c.MaxLifetime > 0 && c.DefaultLifetime > c.MaxLifetime:
+		return fault.New(fault.Invalid, "the default lifetime %v is over the maximum %v", c.DefaultLifetime, c.MaxLifetime)
+	case c.MaxPerTenant < 0, c.CreateRate < 0, c.MaxStarting < 0, c.MaxQueued < 0:
+		return fault.New(fault.Invalid, "limits on the number of sandboxes cannot be negative")
+	}
+	if err := checkLimits(c.DefaultLimits, c.MaxLimits); err != nil {
+		return fault.Wrap(fault.Invalid, err, "default limits: %s", fault.Message(err))
+	}
+	if err := c.DefaultNetwork.Validate(); err != nil {
+		return fault.Wrap(fault.Invalid, err, "default network: %s", fault.Message(err))
+	}
+	return nil
+}
+
+func (c Config) withDefaults() Config {
+	c.DefaultTemplate = cmp.Or(c.DefaultTemplate, "python")
+	c.DefaultLifetime = cmp.Or(c.DefaultLifetime, 300*time.Second)
+	c.DefaultLimits = orLimits(c.DefaultLimits, template.Limits{
+		CPUs: 1, MemoryBytes: 512 << 20, Pids: 256, DiskBytes: 2 << 30, OpenFiles: 1024,
+	})
+	c.DefaultNetwork.Mode = cmp.Or(c.DefaultNetwork.Mode, policy.Internet)
+	c.MaxStarting = cmp.Or(c.MaxStarting, 64)
+	c.MaxQueued = cmp.Or(c.MaxQueued, 1024)
+	c.Retention = cmp.Or(c.Retention, 24*time.Hour)
+	c.EndedGrace = cmp.Or(c.EndedGrace, 500*time.Millisecond)
+	if c.BootID == "" {
+		c.BootID = hostBootID()
+	}
+	return c
+}
+
+// hostBootID is empty where the kernel has none: then no end is ever blamed on a reboot.
+func hostBootID() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(b))
+}

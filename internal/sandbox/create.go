@@ -1,0 +1,268 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/fault"
+)
+
+// plan is a Spec with everything decided.
+type plan struct {
+	sandbox  Sandbox
+	idem     string
+	digest   string
+	lifetime time.Duration
+	request  StartRequest
+}
+
+// Create makes a sandbox and returns when it can be used. It makes none, and created is false, when a living one of the
+// same tenant has the same Key, or was made by the same request under the same IdempotencyKey. A caller who leaves
+// before it runs leaves nothing behind.
+func (m *Manager) Create(ctx context.Context, p auth.Principal, spec Spec) (sb Sandbox, created bool, err error) {
+	begun := time.Now()
+	leave, err := m.enter()
+	if err != nil {
+		return Sandbox{}, false, err
+	}
+	defer leave()
+	pl, err := m.plan(ctx, p, spec)
+	if err != nil {
+		return Sandbox{}, false, err
+	}
+	for {
+		e, mine, err := m.claim(pl)
+		if err != nil {
+			return Sandbox{}, false, err
+		}
+		if mine {
+			err := m.start(ctx, e, pl)
+			sb := e.snapshot()
+			m.observer.Created(sb, time.Since(begun), err)
+			if err != nil {
+				return Sandbox{}, false, err
+			}
+			return sb, true, nil
+		}
+		sb, again, err := m.join(ctx, e)
+		if !again {
+			return sb, false, err
+		}
+	}
+}
+
+// plan validates a Spec and decides what it left open.
+func (m *Manager) plan(ctx context.Context, p auth.Principal, spec Spec) (plan, error) {
+	if p.Tenant == "" {
+		return plan{}, fault.New(fault.Unauthed, "a sandbox needs an owner")
+	}
+	if err := spec.validate(); err != nil {
+		return plan{}, err
+	}
+	if err := checkLimits(spec.Limits, m.cfg.MaxLimits); err != nil {
+		return plan{}, err
+	}
+	lifetime, err := m.cfg.lifetime(spec.Lifetime)
+	if err != nil {
+		return plan{}, err
+	}
+	network := m.cfg.DefaultNetwork
+	if spec.Network != nil {
+		network = *spec.Network
+		if err := checkNetwork(network, m.driver.Caps()); err != nil {
+			return plan{}, err
+		}
+	}
+	t, err := m.templates.Resolve(ctx, cmp.Or(spec.Template, m.cfg.DefaultTemplate))
+	if err != nil {
+		return plan{}, fmt.Errorf("resolve template: %w", err)
+	}
+	defaults := capLimits(orLimits(t.Limits, m.cfg.DefaultLimits), m.cfg.MaxLimits)
+	sb := Sandbox{
+		Tenant: p.Tenant, Template: t.Name, TemplateDigest: t.Digest, Key: spec.Key, State: StateStarting,
+		IdleTimeout: max(0, cmp.Or(spec.IdleTimeout, m.cfg.DefaultIdleTimeout)),
+		Limits:      orLimits(spec.Limits, defaults), Metadata: maps.Clone(spec.Metadata),
+		Network: network, Storage: cmp.Or(spec.Storage, StorageVolatile),
+	}
+	return plan{
+		sandbox: sb, idem: spec.IdempotencyKey, digest: spec.digest(), lifetime: lifetime,
+		request: StartRequest{
+			Tenant: p.Tenant, Template: t, Limits: sb.Limits, Network: sb.Network, Storage: sb.Storage,
+			Env: maps.Clone(spec.Env), Labels: maps.Clone(spec.Metadata),
+		},
+	}, nil
+}
+
+// claim finds the living sandbox that a plan means, or enters a new one for the caller to start.
+func (m *Manager) claim(pl plan) (e *entry, mine bool, err error) {
+	tenant := pl.sandbox.Tenant
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if e := m.byIdem[claimKey{tenant, pl.idem}]; e != nil && pl.idem != "" {
+		if e.digest != pl.digest {
+			return nil, false, fault.New(fault.Conflict, "the idempotency key was used for a different request, which made sandbox %s", e.id)
+		}
+		return e, false, nil
+	}
+	if e := m.byKey[claimKey{tenant, pl.sandbox.Key}]; e != nil && pl.sandbox.Key != "" {
+		return e, false, nil
+	}
+	if n := m.tenants[tenant]; m.cfg.MaxPerTenant > 0 && n >= m.cfg.MaxPerTenant {
+		return nil, false, fault.New(fault.Exhausted, "%d sandboxes are living, which is the limit; end one first", n)
+	}
+	if err := m.rates.take(tenant); err != nil {
+		return nil, false, err
+	}
+	sb := pl.sandbox
+	sb.ID, sb.CreatedAt = newID(), now()
+	sb.Deadline = deadlineOf(sb.CreatedAt, pl.lifetime)
+	e = newEntry(sb, pl.idem, pl.digest)
+	m.keep(e)
+	return e, true, nil
+}
+
+// keep enters a living sandbox into memory; called with mu held.
+func (m *Manager) keep(e *entry) {
+	m.living[e.id] = e
+	m.tenants[e.tenant]++
+	if e.key != "" {
+		m.byKey[claimKey{e.tenant, e.key}] = e
+	}
+	if e.idem != "" {
+		m.byIdem[claimKey{e.tenant, e.idem}] = e
+	}
+}
+
+// drop takes a sandbox out of memory, once.
+func (m *Manager) drop(e *entry) {
+	m.clock.update(e)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.living, e.id)
+	if e.key != "" {
+		delete(m.byKey, claimKey{e.tenant, e.key})
+	}
+	if e.idem != "" {
+		delete(m.byIdem, claimKey{e.tenant, e.idem})
+	}
+	if m.tenants[e.tenant]--; m.tenants[e.tenant] == 0 {
+		delete(m.tenants, e.tenant)
+	}
+	close(e.ended)
+}
+
+// join waits for a sandbox that somebody else made; again when it is not there any more and the caller must make one.
+func (m *Manager) join(ctx context.Context, e *entry) (sb Sandbox, again bool, err error) {
+	select {
+	case <-e.started:
+	case <-ctx.Done():
+		return Sandbox{}, false, waitError(ctx, "sandbox "+e.id+" to start")
+	}
+	if e.touch() {
+		m.release(e)
+		return e.snapshot(), false, nil
+	}
+	e.mu.Lock()
+	err, left := e.startErr, e.left
+	e.mu.Unlock()
+	if err != nil && !left {
+		return Sandbox{}, false, err
+	}
+	select {
+	case <-e.ended:
+		return Sandbox{}, true, nil
+	case <-ctx.Done():
+		return Sandbox{}, false, waitError(ctx, "sandbox "+e.id+" to end")
+	}
+}
+
+// start makes a claimed sandbox run, or records why it does not. Until it returns nobody else asks the driver to stop
+// it, because a stop that arrives before the start would be lost.
+func (m *Manager) start(ctx context.Context, e *entry, pl plan) error {
+	defer close(e.started)
+	startCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(m.life, cancel)()
+	e.mu.Lock()
+	e.cancel = cancel
+	e.mu.Unlock()
+	free, err := m.slots.take(startCtx)
+	if err != nil {
+		return m.unmake(ctx, e, err)
+	}
+	defer free()
+	// Row first: a crash from here on leaves a row that Open ends, together with an instance if there is one.
+	if err := m.insert(ctx, e); err != nil {
+		return m.unmake(ctx, e, fmt.Errorf("record sandbox %s: %w", e.id, err))
+	}
+	m.clock.update(e)
+	req := pl.request
+	req.ID, req.Deadline = e.id, e.snapshot().Deadline
+	if err := m.launch(startCtx, e, req); err != nil {
+		return m.abandon(ctx, e, err)
+	}
+	m.clock.update(e)
+	return nil
+}
+
+func (m *Manager) insert(ctx context.Context, e *entry) error {
+	e.saving.Lock()
+	defer e.saving.Unlock()
+	return m.write(ctx, e, e.snapshot(), m.store.Insert, LifecycleEvent{Type: LifecycleCreated})
+}
+
+func (m *Manager) launch(ctx context.Context, e *entry, req StartRequest) error {
+	if err := m.driver.Start(ctx, req); err != nil {
+		return fmt.Errorf("start sandbox %s: %w", e.id, err)
+	}
+	if ctx.Err() != nil {
+		return waitError(ctx, "sandbox "+e.id+" to start")
+	}
+	if !e.begin() {
+		return goneError(e.snapshot())
+	}
+	if err := m.save(ctx, e, LifecycleEvent{Type: LifecycleStarted}); err != nil {
+		if fault.Is(err, fault.Conflict) { // it ended before this row was written
+			return goneError(e.snapshot())
+		}
+		return fmt.Errorf("record start of sandbox %s: %w", e.id, err)
+	}
+	return nil
+}
+
+// unmake forgets a sandbox that never reached store or driver.
+func (m *Manager) unmake(ctx context.Context, e *entry, err error) error {
+	e.mu.Lock()
+	e.sb.State = StateEnded
+	e.startErr, e.left = err, ctx.Err() != nil
+	e.mu.Unlock()
+	m.drop(e)
+	return err
+}
+
+// abandon stops a sandbox whose start came to nothing and records that.
+func (m *Manager) abandon(ctx context.Context, e *entry, err error) error {
+	message := fault.Message(err)
+	switch {
+	case ctx.Err() != nil:
+		message = "its caller left while it was starting"
+		err = waitError(ctx, "sandbox "+e.id+" to start")
+	case m.life.Err() != nil:
+		message = "the server stopped while it was starting"
+		err = fault.Wrap(fault.Unavailable, err, "the server is shutting down; try again")
+	}
+	if !e.ask(CauseStartFail, message) { // somebody ended it, or it ended by itself
+		err = goneError(e.snapshot())
+	}
+	e.mu.Lock()
+	e.startErr, e.left = err, ctx.Err() != nil
+	e.mu.Unlock()
+	if _, stopErr := m.stop(ctx, e); stopErr != nil {
+		m.log.Warn("sandbox is not stopped yet", "sandbox", e.id, "tenant", e.tenant, "error", stopErr)
+	}
+	return err
+}

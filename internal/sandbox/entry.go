@@ -1,0 +1,202 @@
+package sandbox
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"time"
+)
+
+// entry is a living sandbox in the Manager's memory.
+type entry struct {
+	id, tenant, key, idem, digest string
+
+	started chan struct{} // closed when its start is decided, for whoever shares the create
+	ended   chan struct{} // closed when its end is recorded
+	tried   chan struct{} // closed when its end has been recorded or that has failed once
+
+	changing sync.Mutex    // held over a change and the driver's answer to it
+	saving   sync.Mutex    // held while its row is written
+	kernels  chan struct{} // a lock that a caller can give up: held while a kernel is made
+
+	mu       sync.Mutex
+	sb       Sandbox
+	used     time.Time // with a monotonic clock, unlike sb.LastUsed
+	uses     int       // streams that are open
+	asked    time.Time // when its end was asked for
+	retry    time.Time // when to try again what failed: its stop or the record of its end
+	settled  bool      // tried is closed
+	told     bool      // the driver reported its end and has not been told to forget it
+	left     bool      // the caller of its create left: whoever shares it makes another
+	startErr error
+	cancel   context.CancelFunc // stops its start
+
+	at    time.Time // guarded by the clock, like index
+	index int       // in the clock's heap, −1: not there
+}
+
+func newEntry(sb Sandbox, idem, digest string) *entry {
+	return &entry{
+		id: sb.ID, tenant: sb.Tenant, key: sb.Key, idem: idem, digest: digest,
+		started: make(chan struct{}), ended: make(chan struct{}), tried: make(chan struct{}), kernels: make(chan struct{}, 1),
+		sb: sb, used: time.Now(), index: -1,
+	}
+}
+
+func (e *entry) snapshot() Sandbox {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	sb := e.sb
+	sb.Metadata = maps.Clone(sb.Metadata)
+	if sb.State == StateRunning {
+		sb.LastUsed = e.lastUsed()
+	}
+	return sb
+}
+
+// lastUsed is called with mu held.
+func (e *entry) lastUsed() time.Time {
+	if e.uses > 0 {
+		return now()
+	}
+	return e.used.UTC().Truncate(time.Microsecond)
+}
+
+// touch counts as use; a use lasts until release. It reports false when the sandbox is not running.
+func (e *entry) touch() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.sb.State != StateRunning {
+		return false
+	}
+	e.uses++
+	return true
+}
+
+// release ends a use and reports whether that starts the idle clock.
+func (e *entry) release() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.uses--
+	e.used = time.Now()
+	return e.uses == 0 && e.sb.IdleTimeout > 0
+}
+
+// begin makes a starting sandbox a running one; false when its end was asked for or has come meanwhile.
+func (e *entry) begin() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.sb.State != StateStarting {
+		return false
+	}
+	e.used = time.Now()
+	e.sb.State, e.sb.StartedAt = StateRunning, now()
+	return true
+}
+
+// ask decides why a sandbox ends; the first to ask wins. It reports whether this was the first.
+func (e *entry) ask(cause Cause, message string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch e.sb.State {
+	case StateStarting:
+		if e.cancel != nil {
+			e.cancel()
+		}
+	case StateRunning:
+		e.sb.LastUsed = e.lastUsed()
+	case StateStopping, StateEnded:
+		return false
+	}
+	e.sb.State, e.sb.Cause, e.sb.CauseMessage = StateStopping, cause, message
+	e.asked = time.Now()
+	return true
+}
+
+// finish makes it an ended sandbox; false when it was one already. What happened first is the cause: an end that the
+// driver saw before anybody asked for one counts more than the asking.
+func (e *entry) finish(end Ended) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch e.sb.State {
+	case StateEnded:
+		return false
+	case StateStarting, StateRunning:
+		if e.sb.State == StateRunning {
+			e.sb.LastUsed = e.lastUsed()
+		}
+		e.sb.Cause, e.sb.CauseMessage = end.Cause, end.Message
+	case StateStopping:
+		if end.Cause != "" && (end.At.Before(e.asked) || end.Cause == e.sb.Cause && end.Message != "") {
+			e.sb.Cause, e.sb.CauseMessage = end.Cause, end.Message
+		}
+	}
+	e.sb.State, e.sb.EndedAt, e.sb.Usage = StateEnded, now(), end.Usage
+	if !end.At.IsZero() {
+		e.sb.EndedAt = end.At.UTC().Truncate(time.Microsecond)
+	}
+	e.retry = time.Time{}
+	return true
+}
+
+// settle tells those who wait for the record of its end that an attempt is over.
+func (e *entry) settle() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.settled {
+		e.settled = true
+		close(e.tried)
+	}
+}
+
+// due is when the clock must look at this sandbox again; zero is never.
+func (e *entry) due() time.Time {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch e.sb.State {
+	case StateStopping, StateEnded:
+		return e.retry
+	case StateStarting:
+		return e.sb.Deadline
+	case StateRunning:
+		idle := e.idleAt()
+		if e.sb.Deadline.IsZero() || !idle.IsZero() && idle.Before(e.sb.Deadline) {
+			return idle
+		}
+		return e.sb.Deadline
+	}
+	return time.Time{}
+}
+
+// idleAt is when it has been idle for too long; zero while it is in use. Called with mu held.
+func (e *entry) idleAt() time.Time {
+	if e.sb.IdleTimeout <= 0 || e.uses > 0 {
+		return time.Time{}
+	}
+	return e.used.Add(e.sb.IdleTimeout)
+}
+
+// overdue says what the clock must do now; an empty cause is nothing.
+func (e *entry) overdue(at time.Time) Cause {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	passed := func(t time.Time) bool { return !t.IsZero() && !at.Before(t) }
+	switch e.sb.State {
+	case StateStopping, StateEnded:
+		if passed(e.retry) {
+			return e.sb.Cause
+		}
+	case StateStarting:
+		if passed(e.sb.Deadline) {
+			return CauseExpired
+		}
+	case StateRunning:
+		if passed(e.sb.Deadline) {
+			return CauseExpired
+		}
+		if passed(e.idleAt()) {
+			return CauseIdle
+		}
+	}
+	return ""
+}

@@ -1,0 +1,334 @@
+package sandbox
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base32"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/policy"
+	"github.com/covehq/cove/internal/template"
+)
+
+// Templates finds what a sandbox starts from, by name and from memory: it is asked on every create.
+type Templates interface {
+	// Resolve answers an unknown name with fault.NotFound.
+	Resolve(ctx context.Context, name string) (*template.Template, error)
+}
+
+// Manager owns the life of every sandbox of a server. Living sandboxes are in its memory and in the Store; the memory
+// is the authority while the server lives, the Store and the Driver together are when it is gone.
+type Manager struct {
+	cfg       Config
+	driver    Driver
+	store     Store
+	templates Templates
+	observer  Observer
+	log       *slog.Logger
+
+	clock  *clock
+	slots  *slots
+	rates  *rates
+	feed   *feed
+	cancel context.CancelFunc // ends life
+	life   context.Context    // of this Manager: the parent of all work that outlives its caller
+
+	work sync.WaitGroup // goroutines and calls that Close waits for; entered only under mu
+
+	mu      sync.Mutex
+	open    bool
+	living  map[string]*entry // by id
+	byKey   map[claimKey]*entry
+	byIdem  map[claimKey]*entry
+	tenants map[string]int // number of living
+}
+
+type claimKey struct{ tenant, key string }
+
+// NewManager makes a Manager that refuses everything until Open.
+func NewManager(cfg Config, d Driver, s Store, t Templates, o Observer, log *slog.Logger) *Manager {
+	cfg = cfg.withDefaults()
+	// Owned by the Manager and ended by Close: work that must not stop when a caller leaves.
+	life, cancel := context.WithCancel(context.Background())
+	return &Manager{
+		cfg: cfg, driver: d, store: s, templates: t, observer: o, log: log,
+		clock: newClock(), slots: newSlots(cfg.MaxStarting, cfg.MaxQueued), rates: newRates(cfg.CreateRate), feed: newFeed(),
+		cancel: cancel, life: life,
+		living: map[string]*entry{}, byKey: map[claimKey]*entry{}, byIdem: map[claimKey]*entry{}, tenants: map[string]int{},
+	}
+}
+
+// Close ends the Manager's own work and waits for it. Sandboxes live on; the next server's Open finds them.
+func (m *Manager) Close() error {
+	m.mu.Lock()
+	m.open = false
+	m.mu.Unlock()
+	m.cancel()
+	m.work.Wait()
+	return nil
+}
+
+// Caps is what the driver can do.
+func (m *Manager) Caps() Caps { return m.driver.Caps() }
+
+// Prepare makes the next create of a tenant's template fast; an empty name is the default template.
+func (m *Manager) Prepare(ctx context.Context, tenant, name string) error {
+	if name == "" {
+		name = m.cfg.DefaultTemplate
+	}
+	t, err := m.templates.Resolve(ctx, name)
+	if err != nil {
+		return err
+	}
+	if err := m.driver.Prepare(ctx, tenant, t); err != nil {
+		return fmt.Errorf("prepare template %s: %w", name, err)
+	}
+	return nil
+}
+
+// Get returns a sandbox of the caller's tenant; an ended one too, until its retention has passed.
+func (m *Manager) Get(ctx context.Context, p auth.Principal, id string) (Sandbox, error) {
+	if e := m.find(p, id); e != nil {
+		return e.snapshot(), nil
+	}
+	return m.stored(ctx, p, id)
+}
+
+func (m *Manager) stored(ctx context.Context, p auth.Principal, id string) (Sandbox, error) {
+	r, err := m.store.Get(ctx, id)
+	if fault.Is(err, fault.NotFound) || err == nil && (r.Tenant != p.Tenant || p.Tenant == "") {
+		return Sandbox{}, fault.New(fault.NotFound, "there is no sandbox %.64q", id)
+	}
+	if err != nil {
+		return Sandbox{}, fmt.Errorf("read sandbox %s: %w", id, err)
+	}
+	return r.Sandbox, nil
+}
+
+// List returns a page of the caller's sandboxes, newest first.
+func (m *Manager) List(ctx context.Context, p auth.Principal, q ListQuery) (Page, error) {
+	switch {
+	case q.Limit < 0 || q.Limit > MaxPage:
+		return Page{}, fault.New(fault.Invalid, "a page has 1 to %d sandboxes, not %d", MaxPage, q.Limit)
+	case q.Limit == 0:
+		q.Limit = DefaultPage
+	}
+	for _, s := range q.States {
+		if !s.Known() {
+			return Page{}, fault.New(fault.Invalid, "unknown state %.40q", s)
+		}
+	}
+	page, err := m.store.List(ctx, p.Tenant, q)
+	if err != nil {
+		return Page{}, fmt.Errorf("list sandboxes: %w", err)
+	}
+	m.refresh(&page, p)
+	return page, nil
+}
+
+// refresh replaces rows by what memory knows better: when a sandbox was last used.
+func (m *Manager) refresh(page *Page, p auth.Principal) {
+	for i := range page.Items {
+		if e := m.find(p, page.Items[i].ID); e != nil {
+			page.Items[i].LastUsed = e.snapshot().LastUsed
+		}
+	}
+}
+
+// SetLifetime gives a sandbox a new deadline, counted from now; negative is none, where allowed.
+func (m *Manager) SetLifetime(ctx context.Context, p auth.Principal, id string, d time.Duration) (Sandbox, error) {
+	deadline := now()
+	if d != 0 { // zero is no request for the default here, but for an end at once
+		lifetime, err := m.cfg.lifetime(d)
+		if err != nil {
+			return Sandbox{}, err
+		}
+		deadline = deadlineOf(deadline, lifetime)
+	}
+	event := LifecycleEvent{Type: LifecycleLifetime, Deadline: deadline}
+	return m.change(ctx, p, id, Change{Deadline: &deadline}, event, func(sb *Sandbox) { sb.Deadline = deadline })
+}
+
+// SetNetwork replaces a sandbox's network policy.
+func (m *Manager) SetNetwork(ctx context.Context, p auth.Principal, id string, n policy.Network) (Sandbox, error) {
+	if err := checkNetwork(n, m.driver.Caps()); err != nil {
+		return Sandbox{}, err
+	}
+	event := LifecycleEvent{Type: LifecycleNetwork, Message: string(n.Mode)}
+	return m.change(ctx, p, id, Change{Network: &n}, event, func(sb *Sandbox) { sb.Network = n })
+}
+
+// change tells the driver first: what it enforces is the truth, and Open takes it over after a crash in between.
+func (m *Manager) change(ctx context.Context, p auth.Principal, id string, c Change, event LifecycleEvent, apply func(*Sandbox)) (Sandbox, error) {
+	e, leave, err := m.running(ctx, p, id)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	defer leave()
+	e.changing.Lock()
+	defer e.changing.Unlock()
+	if err := m.driver.Change(ctx, id, c); err != nil {
+		return Sandbox{}, m.whyGone(ctx, e, fmt.Errorf("change sandbox %s: %w", id, err))
+	}
+	e.mu.Lock()
+	apply(&e.sb)
+	e.used = time.Now()
+	e.mu.Unlock()
+	m.clock.update(e)
+	// Conflict: the change was in force, and the sandbox has ended since, perhaps by it.
+	if err := m.save(ctx, e, event); err != nil && !fault.Is(err, fault.Conflict) {
+		return Sandbox{}, fmt.Errorf("record change of sandbox %s: %w", id, err)
+	}
+	return e.snapshot(), nil
+}
+
+// Usage is what a sandbox uses now, or used until it ended.
+func (m *Manager) Usage(ctx context.Context, p auth.Principal, id string) (Usage, error) {
+	e := m.find(p, id)
+	if e == nil {
+		sb, err := m.stored(ctx, p, id)
+		return sb.Usage, err
+	}
+	u, err := m.driver.Usage(ctx, id)
+	if err == nil {
+		return u, nil
+	}
+	if sb := e.snapshot(); sb.State == StateEnded {
+		return sb.Usage, nil
+	}
+	return Usage{}, fmt.Errorf("usage of sandbox %s: %w", id, err)
+}
+
+// find returns the caller's sandbox while it is in memory: until its end is recorded.
+func (m *Manager) find(p auth.Principal, id string) *entry {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if e := m.living[id]; e != nil && e.tenant == p.Tenant && p.Tenant != "" {
+		return e
+	}
+	return nil
+}
+
+// running returns a sandbox that can be used and makes Close wait until leave; one that has ended is fault.Gone.
+func (m *Manager) running(ctx context.Context, p auth.Principal, id string) (e *entry, leave func(), err error) {
+	leave, err = m.enter()
+	if err != nil {
+		return nil, nil, err
+	}
+	if e, err = m.usable(ctx, p, id); err != nil {
+		leave()
+		return nil, nil, err
+	}
+	return e, leave, nil
+}
+
+func (m *Manager) usable(ctx context.Context, p auth.Principal, id string) (*entry, error) {
+	e := m.find(p, id)
+	if e == nil {
+		sb, err := m.stored(ctx, p, id)
+		if err != nil {
+			return nil, err
+		}
+		return nil, goneError(sb)
+	}
+	if sb := e.snapshot(); sb.State != StateRunning {
+		return nil, goneError(sb)
+	}
+	return e, nil
+}
+
+// goneError says why a sandbox cannot be used.
+func goneError(sb Sandbox) error {
+	switch sb.State {
+	case StateStarting:
+		return fault.New(fault.Conflict, "sandbox %s is still starting", sb.ID)
+	case StateRunning: // it ended for its driver and not yet for us
+		return fault.New(fault.Unavailable, "sandbox %s does not answer", sb.ID)
+	case StateStopping:
+		return fault.New(fault.Gone, "sandbox %s is ending: %s", sb.ID, causeText(sb))
+	case StateEnded:
+		return fault.New(fault.Gone, "sandbox %s has ended: %s", sb.ID, causeText(sb))
+	}
+	return fault.New(fault.Internal, "sandbox %s has an unknown state %q", sb.ID, sb.State)
+}
+
+func causeText(sb Sandbox) string {
+	if sb.CauseMessage == "" {
+		return string(sb.Cause)
+	}
+	return string(sb.Cause) + " (" + sb.CauseMessage + ")"
+}
+
+// enter makes Close wait until leave is called.
+func (m *Manager) enter() (leave func(), err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.open {
+		return nil, fault.New(fault.Unavailable, "the server is starting or shutting down; try again")
+	}
+	m.work.Add(1)
+	return m.work.Done, nil
+}
+
+// save writes a living sandbox as it is now. Saves of one sandbox never overtake each other. An end is written by
+// settle alone, with its event: for everybody else what has ended is fault.Conflict.
+func (m *Manager) save(ctx context.Context, e *entry, events ...LifecycleEvent) error {
+	e.saving.Lock()
+	defer e.saving.Unlock()
+	sb := e.snapshot()
+	if sb.State == StateEnded {
+		return fault.Wrap(fault.Conflict, goneError(sb), "sandbox %s has ended", e.id)
+	}
+	return m.write(ctx, e, sb, m.store.Save, events...)
+}
+
+// write is not stopped by a caller who leaves: the change has happened and the row must say so. The caller holds saving.
+func (m *Manager) write(ctx context.Context, e *entry, sb Sandbox, write func(context.Context, Record, ...LifecycleEvent) error, events ...LifecycleEvent) error {
+	for i := range events {
+		events[i].Sandbox, events[i].Tenant = sb.ID, sb.Tenant
+		if events[i].At.IsZero() {
+			events[i].At = now()
+		}
+	}
+	err := write(context.WithoutCancel(ctx), Record{
+		Sandbox: sb, IdempotencyKey: e.idem, SpecDigest: e.digest, BootID: m.cfg.BootID,
+	}, events...)
+	if err == nil && len(events) > 0 {
+		m.feed.tell()
+	}
+	return err
+}
+
+// now is a time that survives a Store unchanged.
+func now() time.Time { return time.Now().UTC().Truncate(time.Microsecond) }
+
+// deadlineOf is zero for a negative lifetime: none.
+func deadlineOf(from time.Time, lifetime time.Duration) time.Time {
+	if lifetime < 0 {
+		return time.Time{}
+	}
+	return from.Add(lifetime).Truncate(time.Microsecond)
+}
+
+var idText = base32.NewEncoding("abcdefghijklmnopqrstuvwxyz234567").WithPadding(base32.NoPadding)
+
+// newID is a DNS label of 26 characters with 120 random bits: an id is not a secret, but it cannot be guessed.
+func newID() string {
+	var b [15]byte
+	_, _ = rand.Read(b[:]) // never fails: it ends the process instead
+	return "sb" + idText.EncodeToString(b[:])
+}
+
+// waitError says which wait a caller gave up.
+func waitError(ctx context.Context, what string) error {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fault.Wrap(fault.Timeout, ctx.Err(), "the time given has passed while waiting for %s", what)
+	}
+	return fault.Wrap(fault.Unavailable, ctx.Err(), "gave up waiting for %s", what)
+}

@@ -1,0 +1,146 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/covehq/cove/internal/fault"
+)
+
+// Open takes over what an earlier server left: it adopts the sandboxes that live, records the end of those that do
+// not, and stops what has no row. Then the Manager answers. After an error it is closed.
+func (m *Manager) Open(ctx context.Context) error {
+	if err := m.cfg.Validate(); err != nil {
+		return err
+	}
+	if err := checkNetwork(m.cfg.DefaultNetwork, m.driver.Caps()); err != nil {
+		return fmt.Errorf("default network: %w", err)
+	}
+	records, err := m.store.Living(ctx)
+	if err != nil {
+		return fmt.Errorf("read living sandboxes: %w", err)
+	}
+	list, err := m.driver.List(ctx)
+	if err != nil {
+		return fmt.Errorf("list sandboxes of driver %s: %w", m.driver.Caps().Name, err)
+	}
+	instances := make(map[string]Instance, len(list))
+	for _, i := range list {
+		instances[i.ID] = i
+	}
+	missing := m.readopt(ctx, records, instances)
+	m.stopStrays(ctx, instances)
+	m.work.Go(m.follow)
+	m.work.Go(func() { m.clock.run(m.life, m.fire) })
+	m.work.Go(m.sweep)
+	m.explain(ctx, missing)
+	m.mu.Lock()
+	m.open = true
+	m.mu.Unlock()
+	return nil
+}
+
+// lost is a sandbox with a row and without an instance.
+type lost struct {
+	entry  *entry
+	bootID string
+}
+
+// readopt enters every row into memory, takes its instance out of instances and returns the rows that had none
+// although they should.
+func (m *Manager) readopt(ctx context.Context, records []Record, instances map[string]Instance) (missing []lost) {
+	for _, r := range records {
+		e := newEntry(r.Sandbox, r.IdempotencyKey, r.SpecDigest)
+		close(e.started)
+		m.mu.Lock()
+		m.keep(e)
+		m.mu.Unlock()
+		instance, lives := instances[r.ID]
+		delete(instances, r.ID)
+		switch r.State {
+		case StateRunning:
+			if !lives {
+				missing = append(missing, lost{e, r.BootID})
+				continue
+			}
+			m.adopt(ctx, e, instance)
+		case StateStarting: // whoever asked for it never heard of it
+			m.stopLeft(ctx, e, CauseStartFail, "the server stopped while it was starting")
+		case StateStopping:
+			m.stopLeft(ctx, e, r.Cause, r.CauseMessage)
+		case StateEnded: // never among the living
+		}
+	}
+	return missing
+}
+
+// adopt trusts the driver's deadline: that is the one in force when a crash came between driver and row.
+func (m *Manager) adopt(ctx context.Context, e *entry, i Instance) {
+	e.mu.Lock()
+	e.sb.Deadline = i.Deadline.UTC().Truncate(time.Microsecond)
+	if i.Deadline.IsZero() {
+		e.sb.Deadline = time.Time{}
+	}
+	e.mu.Unlock()
+	if err := m.save(ctx, e, LifecycleEvent{Type: LifecycleAdopted}); err != nil {
+		m.log.Warn("adoption is not recorded", "sandbox", e.id, "tenant", e.tenant, "error", err)
+	}
+	m.clock.update(e)
+	m.observer.Adopted(e.snapshot())
+}
+
+func (m *Manager) stopLeft(ctx context.Context, e *entry, cause Cause, message string) {
+	e.ask(cause, message)
+	if _, err := m.stop(ctx, e); err != nil {
+		m.log.Warn("sandbox is not stopped yet", "sandbox", e.id, "tenant", e.tenant, "cause", cause, "error", err)
+	}
+}
+
+// stopStrays ends instances that no row knows: nobody could ever reach them.
+func (m *Manager) stopStrays(ctx context.Context, instances map[string]Instance) {
+	for id, i := range instances {
+		m.log.Warn("stopping a sandbox that is not in the database", "sandbox", id, "tenant", i.Tenant)
+		if err := m.driver.Stop(ctx, id, CauseKilled); err != nil && !fault.Is(err, fault.NotFound) {
+			m.log.Warn("stray sandbox is not stopped", "sandbox", id, "error", err)
+		}
+	}
+}
+
+// explain gives the driver a moment to tell how missing sandboxes ended, and then concludes it from what is known.
+func (m *Manager) explain(ctx context.Context, missing []lost) {
+	grace, cancel := context.WithTimeout(ctx, m.cfg.EndedGrace)
+	defer cancel()
+	for _, l := range missing {
+		select {
+		case <-l.entry.ended:
+			continue
+		case <-grace.Done():
+		}
+		end := Ended{ID: l.entry.id, Cause: CauseMakerDied, Message: "the process that kept it is gone"}
+		if l.bootID != m.cfg.BootID {
+			end.Cause, end.Message = CauseHostReboot, "the host restarted"
+		}
+		m.record(ctx, l.entry, end)
+	}
+}
+
+// sweep removes ended sandboxes once their retention has passed.
+func (m *Manager) sweep() {
+	every := min(max(m.cfg.Retention/24, time.Minute), time.Hour)
+	ticker := time.NewTicker(every)
+	defer ticker.Stop()
+	for {
+		m.rates.sweep()
+		if n, err := m.store.Prune(m.life, now().Add(-m.cfg.Retention)); err != nil && m.life.Err() == nil {
+			m.log.Warn("ended sandboxes are not pruned", "error", err)
+		} else if n > 0 {
+			m.log.Info("ended sandboxes pruned", "count", n)
+		}
+		select {
+		case <-m.life.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}

@@ -1,0 +1,124 @@
+package sandbox
+
+import (
+	"time"
+
+	"github.com/covehq/cove/internal/policy"
+	"github.com/covehq/cove/internal/template"
+)
+
+// State is where a sandbox is in its life. A switch over states is exhaustive.
+type State string
+
+// The states, in the order a sandbox passes them.
+const (
+	StateStarting State = "starting" // its row exists, its driver is making it
+	StateRunning  State = "running"  // it can be used
+	StateStopping State = "stopping" // its cause of death is decided, its driver is ending it
+	StateEnded    State = "ended"    // it is gone; Cause says why
+)
+
+// Living reports whether a sandbox in this state still holds anything of its host.
+func (s State) Living() bool {
+	switch s {
+	case StateStarting, StateRunning, StateStopping:
+		return true
+	case StateEnded:
+		return false
+	}
+	return false
+}
+
+// Known reports whether s is one of the states.
+func (s State) Known() bool { return s == StateEnded || s.Living() }
+
+// Spec is what somebody asks for; everything left out is the template's or the server's choice.
+type Spec struct {
+	Template       string            `json:"template,omitempty"`
+	Key            string            `json:"key,omitempty"`             // get-or-create: at most one living sandbox of a tenant has it
+	IdempotencyKey string            `json:"idempotency_key,omitempty"` // a retry of the same request finds what the first made
+	Lifetime       time.Duration     `json:"lifetime,omitempty"`        // zero: the server's default; negative: none, where allowed
+	IdleTimeout    time.Duration     `json:"idle_timeout,omitempty"`    // zero: the server's default; negative: none
+	Limits         template.Limits   `json:"limits,omitzero"`
+	Metadata       map[string]string `json:"metadata,omitempty"`
+	Env            map[string]string `json:"env,omitempty"`
+	Network        *policy.Network   `json:"network,omitempty"`
+	Storage        Storage           `json:"storage,omitempty"`
+}
+
+// Sandbox is one sandbox as its owner may see it, during its life and after.
+type Sandbox struct {
+	ID             string            `json:"id"`
+	Tenant         string            `json:"tenant"`
+	Template       string            `json:"template"`
+	TemplateDigest string            `json:"template_digest,omitempty"`
+	Key            string            `json:"key,omitempty"`
+	State          State             `json:"state"`
+	CreatedAt      time.Time         `json:"created_at"`
+	StartedAt      time.Time         `json:"started_at,omitzero"`
+	Deadline       time.Time         `json:"deadline,omitzero"` // zero: none
+	EndedAt        time.Time         `json:"ended_at,omitzero"`
+	LastUsed       time.Time         `json:"last_used,omitzero"`
+	IdleTimeout    time.Duration     `json:"idle_timeout,omitempty"` // zero: none
+	Limits         template.Limits   `json:"limits"`
+	Metadata       map[string]string `json:"metadata,omitempty"`
+	Network        policy.Network    `json:"network"`
+	Storage        Storage           `json:"storage"`
+	Cause          Cause             `json:"cause,omitempty"`         // from stopping on
+	CauseMessage   string            `json:"cause_message,omitempty"` // one sentence more, such as the victim of an OOM
+	Usage          Usage             `json:"usage,omitzero"`          // of its whole life, once it has ended
+}
+
+// ListQuery chooses among a tenant's sandboxes; an empty field chooses all.
+type ListQuery struct {
+	States   []State
+	Metadata map[string]string // every pair must match
+	Template string
+	Key      string
+	Limit    int    // zero: DefaultPage; at most MaxPage
+	Cursor   string // Page.Next of the page before
+}
+
+// The sizes of a page.
+const (
+	DefaultPage = 100
+	MaxPage     = 1000
+)
+
+// Page is a part of a listing, newest first.
+type Page struct {
+	Items []Sandbox `json:"items"`
+	Next  string    `json:"next,omitempty"` // empty: this was the last
+}
+
+// LifecycleType is the kind of a LifecycleEvent.
+type LifecycleType string
+
+// The lifecycle events.
+const (
+	LifecycleCreated  LifecycleType = "created"          // its row exists
+	LifecycleStarted  LifecycleType = "started"          // it can be used
+	LifecycleAdopted  LifecycleType = "adopted"          // a new server took it over
+	LifecycleLifetime LifecycleType = "lifetime_changed" // Deadline
+	LifecycleNetwork  LifecycleType = "network_changed"
+	LifecycleEnded    LifecycleType = "ended" // Cause, Message
+)
+
+// LifecycleEvent is one thing that happened to a sandbox, in the order of Seq.
+type LifecycleEvent struct {
+	Seq      int64         `json:"seq"`
+	Sandbox  string        `json:"sandbox"`
+	Tenant   string        `json:"tenant"`
+	Type     LifecycleType `json:"type"`
+	At       time.Time     `json:"at"`
+	Deadline time.Time     `json:"deadline,omitzero"`
+	Cause    Cause         `json:"cause,omitempty"`
+	Message  string        `json:"message,omitempty"`
+}
+
+// EventQuery chooses among a tenant's lifecycle events, oldest first.
+type EventQuery struct {
+	Sandbox string // empty: all
+	After   int64  // only events with a higher Seq
+	Follow  bool   // wait for those to come
+}

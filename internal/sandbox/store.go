@@ -1,0 +1,37 @@
+package sandbox
+
+import (
+	"context"
+	"time"
+)
+
+// Record is a sandbox with what only its Manager needs to know.
+type Record struct {
+	Sandbox
+	IdempotencyKey string
+	SpecDigest     string // of the Spec that came with IdempotencyKey
+	BootID         string // of the host when a server last saw it alive
+}
+
+// Store keeps sandboxes and their events over the life of a server; storetest has its contract as tests.
+// Times are exact to a microsecond.
+type Store interface {
+	// Insert adds a sandbox and its first events at once. A living sandbox of the same tenant with the same
+	// Key or IdempotencyKey is fault.Conflict.
+	Insert(ctx context.Context, r Record, events ...LifecycleEvent) error
+	// Save replaces a sandbox and adds events at once, or does neither: what has ended is fault.Conflict and
+	// stays as it is; what was never inserted is fault.NotFound.
+	Save(ctx context.Context, r Record, events ...LifecycleEvent) error
+	// Get finds a sandbox of any tenant, or fault.NotFound.
+	Get(ctx context.Context, id string) (Record, error)
+	// Living returns every sandbox that has not ended, oldest first.
+	Living(ctx context.Context) ([]Record, error)
+	// List returns a page of a tenant's sandboxes, newest first. A cursor stays good while rows come and go;
+	// one that it never gave out is fault.Invalid.
+	List(ctx context.Context, tenant string, q ListQuery) (Page, error)
+	// Events returns up to limit of a tenant's events after a sequence number, oldest first; an event that
+	// appears later has a higher number than all before it.
+	Events(ctx context.Context, tenant string, q EventQuery, limit int) ([]LifecycleEvent, error)
+	// Prune removes sandboxes that ended before a time, with their events, and says how many.
+	Prune(ctx context.Context, before time.Time) (int, error)
+}

@@ -1,0 +1,307 @@
+package sqlstore
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/sandbox"
+)
+
+const columns = `id, tenant, template, template_digest, key, idempotency_key, spec_digest, boot_id, state,
+	created_at, started_at, deadline, ended_at, last_used, idle_timeout, limits, metadata, network, storage,
+	cause, cause_message, usage`
+
+const (
+	insertQuery = `INSERT INTO sandboxes (` + columns + `)
+		VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)`
+	// What never changes in a life is not written again; the arguments are those of insertQuery.
+	saveQuery = `UPDATE sandboxes SET boot_id = ?8, state = ?9, started_at = ?11, deadline = ?12, ended_at = ?13,
+		last_used = ?14, idle_timeout = ?15, limits = ?16, metadata = ?17, network = ?18, cause = ?20,
+		cause_message = ?21, usage = ?22
+		WHERE id = ?1 AND state <> 'ended'`
+	stateQuery = `SELECT state FROM sandboxes WHERE id = ?1`
+	getQuery   = `SELECT ` + columns + ` FROM sandboxes WHERE id = ?1`
+	eventQuery = `INSERT INTO events (sandbox, tenant, type, at, deadline, cause, message) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)`
+)
+
+// Insert adds a sandbox with its first events.
+func (s *Store) Insert(ctx context.Context, r sandbox.Record, events ...sandbox.LifecycleEvent) error {
+	args, err := row(r)
+	if err != nil {
+		return err
+	}
+	err = s.inTx(ctx, func(tx *sql.Tx) error {
+		if _, err := tx.StmtContext(ctx, s.stmts.insert).ExecContext(ctx, args...); err != nil {
+			return err
+		}
+		return s.addEvents(ctx, tx, events)
+	})
+	if conflict(err) {
+		return fault.Wrap(fault.Conflict, err, "a living sandbox has the same id, key or idempotency key")
+	}
+	if err != nil {
+		return fmt.Errorf("insert sandbox: %w", err)
+	}
+	return nil
+}
+
+// Save replaces a living sandbox and adds events.
+func (s *Store) Save(ctx context.Context, r sandbox.Record, events ...sandbox.LifecycleEvent) error {
+	args, err := row(r)
+	if err != nil {
+		return err
+	}
+	err = s.inTx(ctx, func(tx *sql.Tx) error {
+		result, err := tx.StmtContext(ctx, s.stmts.save).ExecContext(ctx, args...)
+		if err != nil {
+			return err
+		}
+		if n, err := result.RowsAffected(); err != nil || n == 0 {
+			return errors.Join(err, s.whyUnsaved(ctx, tx, r.ID))
+		}
+		return s.addEvents(ctx, tx, events)
+	})
+	if err != nil {
+		return fmt.Errorf("save sandbox: %w", err)
+	}
+	return nil
+}
+
+func (s *Store) whyUnsaved(ctx context.Context, tx *sql.Tx, id string) error {
+	var state sandbox.State
+	err := tx.StmtContext(ctx, s.stmts.state).QueryRowContext(ctx, id).Scan(&state)
+	if errors.Is(err, sql.ErrNoRows) {
+		return fault.New(fault.NotFound, "there is no sandbox %q", id)
+	}
+	if err != nil {
+		return err
+	}
+	return fault.New(fault.Conflict, "sandbox %s has ended", id)
+}
+
+func (s *Store) addEvents(ctx context.Context, tx *sql.Tx, events []sandbox.LifecycleEvent) error {
+	for _, e := range events {
+		_, err := tx.StmtContext(ctx, s.stmts.event).ExecContext(ctx,
+			e.Sandbox, e.Tenant, string(e.Type), micros(e.At), micros(e.Deadline), string(e.Cause), e.Message)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Get finds a sandbox of any tenant.
+func (s *Store) Get(ctx context.Context, id string) (sandbox.Record, error) {
+	r, err := scan(s.stmts.get.QueryRowContext(ctx, id))
+	if errors.Is(err, sql.ErrNoRows) {
+		return sandbox.Record{}, fault.New(fault.NotFound, "there is no sandbox %q", id)
+	}
+	if err != nil {
+		return sandbox.Record{}, fmt.Errorf("get sandbox: %w", err)
+	}
+	return r, nil
+}
+
+// Living returns every sandbox that has not ended, oldest first.
+func (s *Store) Living(ctx context.Context) ([]sandbox.Record, error) {
+	var records []sandbox.Record
+	err := s.query(ctx, `SELECT `+columns+` FROM sandboxes WHERE state <> 'ended' ORDER BY seq`, nil, func(rows *sql.Rows) error {
+		r, err := scan(rows)
+		records = append(records, r)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read living sandboxes: %w", err)
+	}
+	return records, nil
+}
+
+// List returns a page of a tenant's sandboxes, newest first. A cursor is the seq of the last row of its page.
+func (s *Store) List(ctx context.Context, tenant string, q sandbox.ListQuery) (sandbox.Page, error) {
+	limit := q.Limit
+	if limit <= 0 {
+		limit = sandbox.DefaultPage
+	}
+	where, args, err := listWhere(tenant, q)
+	if err != nil {
+		return sandbox.Page{}, err
+	}
+	args = append(args, limit+1)
+	page, last := sandbox.Page{Items: []sandbox.Sandbox{}}, int64(0)
+	err = s.query(ctx, `SELECT `+columns+`, seq FROM sandboxes WHERE `+where+` ORDER BY seq DESC LIMIT ?`, args, func(rows *sql.Rows) error {
+		if len(page.Items) == limit { // there is one more, so there is a next page
+			page.Next = strconv.FormatInt(last, 36)
+			return nil
+		}
+		r, err := scan(withSeq{rows, &last})
+		page.Items = append(page.Items, r.Sandbox)
+		return err
+	})
+	if err != nil {
+		return sandbox.Page{}, fmt.Errorf("list sandboxes: %w", err)
+	}
+	return page, nil
+}
+
+func listWhere(tenant string, q sandbox.ListQuery) (where string, args []any, err error) {
+	terms, args := []string{"tenant = ?"}, []any{tenant}
+	add := func(term string, values ...any) {
+		terms = append(terms, term)
+		args = append(args, values...)
+	}
+	if q.Cursor != "" {
+		before, err := strconv.ParseInt(q.Cursor, 36, 64)
+		if err != nil || before <= 0 {
+			return "", nil, fault.New(fault.Invalid, "the cursor %.40q is not one that was given out", q.Cursor)
+		}
+		add("seq < ?", before)
+	}
+	if len(q.States) > 0 {
+		marks := make([]string, 0, len(q.States))
+		for _, state := range q.States {
+			marks = append(marks, "?")
+			args = append(args, string(state))
+		}
+		terms = append(terms, "state IN ("+strings.Join(marks, ", ")+")")
+	}
+	if q.Template != "" {
+		add("template = ?", q.Template)
+	}
+	if q.Key != "" {
+		add("key = ?", q.Key)
+	}
+	for k, v := range q.Metadata {
+		add("EXISTS (SELECT 1 FROM json_each(metadata) AS m WHERE m.key = ? AND m.value = ?)", k, v)
+	}
+	return strings.Join(terms, " AND "), args, nil
+}
+
+// Events returns a tenant's events after a sequence number, oldest first. There is one writer, so the order of
+// numbers is the order of commits.
+func (s *Store) Events(ctx context.Context, tenant string, q sandbox.EventQuery, limit int) ([]sandbox.LifecycleEvent, error) {
+	where, args := "tenant = ? AND seq > ?", []any{tenant, q.After}
+	if q.Sandbox != "" {
+		where, args = where+" AND sandbox = ?", append(args, q.Sandbox)
+	}
+	var events []sandbox.LifecycleEvent
+	err := s.query(ctx, `SELECT seq, sandbox, tenant, type, at, deadline, cause, message FROM events WHERE `+where+` ORDER BY seq LIMIT ?`,
+		append(args, limit), func(rows *sql.Rows) error {
+			var e sandbox.LifecycleEvent
+			var at, deadline int64
+			err := rows.Scan(&e.Seq, &e.Sandbox, &e.Tenant, &e.Type, &at, &deadline, &e.Cause, &e.Message)
+			e.At, e.Deadline = fromMicros(at), fromMicros(deadline)
+			events = append(events, e)
+			return err
+		})
+	if err != nil {
+		return nil, fmt.Errorf("read events: %w", err)
+	}
+	return events, nil
+}
+
+// pruneBatch keeps one prune from holding up a create.
+const pruneBatch = 500
+
+// Prune removes sandboxes that ended before a time, with their events.
+func (s *Store) Prune(ctx context.Context, before time.Time) (total int, err error) {
+	for {
+		n, err := s.pruneSome(ctx, before)
+		total += n
+		if err != nil {
+			return total, fmt.Errorf("prune sandboxes: %w", err)
+		}
+		if n < pruneBatch {
+			return total, nil
+		}
+	}
+}
+
+func (s *Store) pruneSome(ctx context.Context, before time.Time) (n int, err error) {
+	const chosen = `SELECT id FROM sandboxes WHERE state = 'ended' AND ended_at < ?1 ORDER BY ended_at, seq LIMIT ?2`
+	err = s.inTx(ctx, func(tx *sql.Tx) error {
+		if _, err := tx.ExecContext(ctx, `DELETE FROM events WHERE sandbox IN (`+chosen+`)`, micros(before), pruneBatch); err != nil {
+			return err
+		}
+		result, err := tx.ExecContext(ctx, `DELETE FROM sandboxes WHERE id IN (`+chosen+`)`, micros(before), pruneBatch)
+		if err != nil {
+			return err
+		}
+		deleted, err := result.RowsAffected()
+		n = int(deleted)
+		return err
+	})
+	return n, err
+}
+
+// query calls each for every row.
+func (s *Store) query(ctx context.Context, query string, args []any, each func(*sql.Rows) error) error {
+	rows, err := s.r.QueryContext(ctx, query, args...)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := each(rows); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}
+
+// row is a record as the arguments of insertQuery and saveQuery.
+func row(r sandbox.Record) ([]any, error) {
+	var texts [4]string
+	for i, v := range []any{r.Limits, r.Metadata, r.Network, r.Usage} {
+		b, err := json.Marshal(v)
+		if err != nil {
+			return nil, fmt.Errorf("encode sandbox %s: %w", r.ID, err)
+		}
+		texts[i] = string(b)
+	}
+	return []any{
+		r.ID, r.Tenant, r.Template, r.TemplateDigest, r.Key, r.IdempotencyKey, r.SpecDigest, r.BootID, string(r.State),
+		micros(r.CreatedAt), micros(r.StartedAt), micros(r.Deadline), micros(r.EndedAt), micros(r.LastUsed), int64(r.IdleTimeout),
+		texts[0], texts[1], texts[2], string(r.Storage), string(r.Cause), r.CauseMessage, texts[3],
+	}, nil
+}
+
+type scanner interface{ Scan(dest ...any) error }
+
+// withSeq scans one column more than a record has.
+type withSeq struct {
+	scanner
+	seq *int64
+}
+
+func (w withSeq) Scan(dest ...any) error { return w.scanner.Scan(append(slices.Clip(dest), w.seq)...) }
+
+func scan(from scanner) (sandbox.Record, error) {
+	var r sandbox.Record
+	var created, started, deadline, ended, used, idle int64
+	var limits, metadata, network, usage []byte
+	err := from.Scan(&r.ID, &r.Tenant, &r.Template, &r.TemplateDigest, &r.Key, &r.IdempotencyKey, &r.SpecDigest, &r.BootID, &r.State,
+		&created, &started, &deadline, &ended, &used, &idle, &limits, &metadata, &network, &r.Storage,
+		&r.Cause, &r.CauseMessage, &usage)
+	if err != nil {
+		return sandbox.Record{}, err
+	}
+	r.CreatedAt, r.StartedAt, r.Deadline = fromMicros(created), fromMicros(started), fromMicros(deadline)
+	r.EndedAt, r.LastUsed, r.IdleTimeout = fromMicros(ended), fromMicros(used), time.Duration(idle)
+	for _, f := range []struct {
+		text []byte
+		to   any
+	}{{limits, &r.Limits}, {metadata, &r.Metadata}, {network, &r.Network}, {usage, &r.Usage}} {
+		if err := json.Unmarshal(f.text, f.to); err != nil {
+			return sandbox.Record{}, fmt.Errorf("decode sandbox %s: %w", r.ID, err)
+		}
+	}
+	return r, nil
+}

@@ -1,0 +1,435 @@
+// Package storetest is the contract of sandbox.Store and auth.KeyStore as tests that every database runs.
+package storetest
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/policy"
+	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/template"
+)
+
+// Store is everything a database keeps for the domain.
+type Store interface {
+	sandbox.Store
+	auth.KeyStore
+}
+
+// Run checks a store against the contract. Each call of open gives an empty one and sees to its end.
+func Run(t *testing.T, open func(t *testing.T) Store) {
+	for name, claim := range map[string]func(*testing.T, Store){
+		"a sandbox comes back as it was stored":                          roundTrip,
+		"a sandbox without optional fields comes back as it was stored":  roundTripBare,
+		"an unknown sandbox is not found":                                unknown,
+		"a save replaces what can change":                                save,
+		"what has ended stays as it is":                                  endedStays,
+		"a failed write leaves no event":                                 writesWhole,
+		"a key belongs to one living sandbox of a tenant":                uniqueKey,
+		"an idempotency key belongs to one living sandbox of a tenant":   uniqueIdempotency,
+		"the living are those that have not ended, oldest first":         living,
+		"a listing has every sandbox of its tenant once, newest first":   pages,
+		"a cursor stays good while rows come and go":                     pagesUnderChange,
+		"a listing filters by state, template, key and metadata":         filters,
+		"a cursor that was never given out is invalid":                   badCursor,
+		"events come in order, after a number, by sandbox and by tenant": events,
+		"event numbers rise and are never used again":                    eventNumbers,
+		"a prune removes only what ended before, with its events":        prune,
+		"many writers at once lose nothing":                              concurrent,
+		"a key record comes back as it was stored":                       keyRoundTrip,
+		"a revoked key keeps its first time":                             revoke,
+		"another tenant's key cannot be revoked":                         revokeForeign,
+		"a tenant's keys are listed oldest first":                        listKeys,
+	} {
+		t.Run(name, func(t *testing.T) { claim(t, open(t)) })
+	}
+}
+
+var epoch = time.Date(2026, 3, 1, 12, 0, 0, 123456000, time.UTC)
+
+func full(id string) sandbox.Record {
+	return sandbox.Record{
+		Sandbox: sandbox.Sandbox{
+			ID: id, Tenant: "acme", Template: "python", TemplateDigest: "sha256:ab", Key: "key-" + id, State: sandbox.StateRunning,
+			CreatedAt: epoch, StartedAt: epoch.Add(time.Second), Deadline: epoch.Add(time.Hour), LastUsed: epoch.Add(time.Minute),
+			IdleTimeout: 90 * time.Second,
+			Limits:      template.Limits{CPUs: 1.5, MemoryBytes: 1 << 30, Pids: 64, DiskBytes: 1 << 31, OpenFiles: 256},
+			Metadata:    map[string]string{"user": "42", `it's "odd" %_`: "ja 'so' \u2028 🦭", "empty": ""},
+			Network: policy.Network{Mode: policy.List, Allow: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
+				Deny: []netip.Prefix{netip.MustParsePrefix("10.1.2.3/32")}},
+			Storage: sandbox.StorageDurable,
+		},
+		IdempotencyKey: "idem-" + id, SpecDigest: "sha256:cd", BootID: "boot-1",
+	}
+}
+
+func bare(id string) sandbox.Record {
+	return sandbox.Record{Sandbox: sandbox.Sandbox{
+		ID: id, Tenant: "acme", Template: "base", State: sandbox.StateStarting, CreatedAt: epoch,
+		Network: policy.Network{Mode: policy.Internet}, Storage: sandbox.StorageVolatile,
+	}}
+}
+
+func ended(r sandbox.Record, at time.Time) sandbox.Record {
+	r.State, r.EndedAt, r.Cause, r.CauseMessage = sandbox.StateEnded, at, sandbox.CauseOOM, "python3 (pid 17)"
+	r.Usage = sandbox.Usage{CPUMS: 12, MemoryBytes: 3, PeakBytes: 4, Pids: 5, DiskBytes: 6, OOMKills: 1}
+	return r
+}
+
+func event(r sandbox.Record, kind sandbox.LifecycleType) sandbox.LifecycleEvent {
+	return sandbox.LifecycleEvent{Sandbox: r.ID, Tenant: r.Tenant, Type: kind, At: epoch}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantKind(t *testing.T, err error, kind fault.Kind) {
+	t.Helper()
+	if !fault.Is(err, kind) {
+		t.Fatalf("error is %v (%s), want kind %s", err, fault.KindOf(err), kind)
+	}
+}
+
+func wantSame[T any](t *testing.T, got, want T) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+		t.Fatalf("got unlike want (-want +got):\n%s", diff)
+	}
+}
+
+func wantStored(t *testing.T, s Store, want sandbox.Record) {
+	t.Helper()
+	got, err := s.Get(t.Context(), want.ID)
+	must(t, err)
+	wantSame(t, got, want)
+}
+
+func roundTrip(t *testing.T, s Store) {
+	must(t, s.Insert(t.Context(), full("sb1")))
+	wantStored(t, s, full("sb1"))
+}
+
+func roundTripBare(t *testing.T, s Store) {
+	must(t, s.Insert(t.Context(), bare("sb1")))
+	wantStored(t, s, bare("sb1"))
+}
+
+func unknown(t *testing.T, s Store) {
+	_, err := s.Get(t.Context(), "sb1")
+	wantKind(t, err, fault.NotFound)
+	wantKind(t, s.Save(t.Context(), full("sb1")), fault.NotFound)
+}
+
+func save(t *testing.T, s Store) {
+	r := full("sb1")
+	must(t, s.Insert(t.Context(), r))
+	r.State, r.Cause, r.CauseMessage = sandbox.StateStopping, sandbox.CauseIdle, "why"
+	r.Deadline, r.LastUsed, r.StartedAt = time.Time{}, epoch.Add(time.Hour), epoch.Add(2*time.Second)
+	r.Network = policy.Network{Mode: policy.None}
+	r.Limits.Pids, r.Metadata, r.IdleTimeout, r.BootID = 7, map[string]string{"a": "b"}, 0, "boot-2"
+	must(t, s.Save(t.Context(), r))
+	wantStored(t, s, r)
+	r = ended(r, epoch.Add(3*time.Hour))
+	must(t, s.Save(t.Context(), r))
+	wantStored(t, s, r)
+}
+
+func endedStays(t *testing.T, s Store) {
+	r := ended(full("sb1"), epoch)
+	must(t, s.Insert(t.Context(), full("sb1")))
+	must(t, s.Save(t.Context(), r, event(r, sandbox.LifecycleEnded)))
+	again := r
+	again.Cause = sandbox.CauseKilled
+	wantKind(t, s.Save(t.Context(), again, event(r, sandbox.LifecycleEnded)), fault.Conflict)
+	wantStored(t, s, r)
+	got, err := s.Events(t.Context(), "acme", sandbox.EventQuery{}, 10)
+	must(t, err)
+	if len(got) != 1 {
+		t.Fatalf("%d events after two ends, want 1", len(got))
+	}
+}
+
+func writesWhole(t *testing.T, s Store) {
+	r := full("sb1")
+	must(t, s.Insert(t.Context(), r))
+	wantKind(t, s.Insert(t.Context(), r, event(r, sandbox.LifecycleCreated)), fault.Conflict)
+	missing := full("sb2")
+	wantKind(t, s.Save(t.Context(), missing, event(missing, sandbox.LifecycleStarted)), fault.NotFound)
+	got, err := s.Events(t.Context(), "acme", sandbox.EventQuery{}, 10)
+	must(t, err)
+	wantSame(t, got, nil)
+}
+
+func uniqueKey(t *testing.T, s Store) {
+	named := func(id, tenant string) sandbox.Record {
+		r := bare(id)
+		r.Tenant, r.Key = tenant, "the-key"
+		return r
+	}
+	uniqueClaim(t, s, named)
+}
+
+func uniqueIdempotency(t *testing.T, s Store) {
+	named := func(id, tenant string) sandbox.Record {
+		r := bare(id)
+		r.Tenant, r.IdempotencyKey = tenant, "the-key"
+		return r
+	}
+	uniqueClaim(t, s, named)
+}
+
+func uniqueClaim(t *testing.T, s Store, named func(id, tenant string) sandbox.Record) {
+	must(t, s.Insert(t.Context(), named("sb1", "acme")))
+	wantKind(t, s.Insert(t.Context(), named("sb2", "acme")), fault.Conflict)
+	must(t, s.Insert(t.Context(), named("sb3", "globex")))
+	must(t, s.Save(t.Context(), ended(named("sb1", "acme"), epoch)))
+	must(t, s.Insert(t.Context(), named("sb4", "acme")))
+}
+
+func living(t *testing.T, s Store) {
+	first, second, third := full("sb1"), full("sb2"), bare("sb3")
+	third.Tenant, third.State, third.Cause = "globex", sandbox.StateStopping, sandbox.CauseKilled
+	for _, r := range []sandbox.Record{first, second, third} {
+		must(t, s.Insert(t.Context(), r))
+	}
+	must(t, s.Save(t.Context(), ended(second, epoch)))
+	got, err := s.Living(t.Context())
+	must(t, err)
+	wantSame(t, got, []sandbox.Record{first, third})
+}
+
+func fill(t *testing.T, s Store, from, to int) {
+	t.Helper()
+	for i := from; i <= to; i++ {
+		must(t, s.Insert(t.Context(), bare(fmt.Sprintf("sb%02d", i))))
+	}
+}
+
+func ids(t *testing.T, s Store, q sandbox.ListQuery) (got []string) {
+	t.Helper()
+	for {
+		page, err := s.List(t.Context(), "acme", q)
+		must(t, err)
+		if q.Limit > 0 && len(page.Items) > q.Limit {
+			t.Fatalf("page has %d items, limit is %d", len(page.Items), q.Limit)
+		}
+		for _, sb := range page.Items {
+			got = append(got, sb.ID)
+		}
+		if page.Next == "" {
+			return got
+		}
+		q.Cursor = page.Next
+	}
+}
+
+func pages(t *testing.T, s Store) {
+	page, err := s.List(t.Context(), "acme", sandbox.ListQuery{})
+	must(t, err)
+	if len(page.Items) != 0 || page.Next != "" {
+		t.Fatalf("an empty store lists %v", page)
+	}
+	fill(t, s, 1, 6)
+	foreign := bare("sbx")
+	foreign.Tenant = "globex"
+	must(t, s.Insert(t.Context(), foreign))
+	want := []string{"sb06", "sb05", "sb04", "sb03", "sb02", "sb01"}
+	for _, limit := range []int{0, 1, 2, 5, 6, 7} {
+		wantSame(t, ids(t, s, sandbox.ListQuery{Limit: limit}), want)
+	}
+}
+
+func pagesUnderChange(t *testing.T, s Store) {
+	fill(t, s, 1, 6)
+	page, err := s.List(t.Context(), "acme", sandbox.ListQuery{Limit: 2})
+	must(t, err)
+	fill(t, s, 7, 8)                                         // newer than the cursor
+	must(t, s.Save(t.Context(), ended(bare("sb05"), epoch))) // the cursor's own row goes
+	if _, err := s.Prune(t.Context(), epoch.Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	wantSame(t, ids(t, s, sandbox.ListQuery{Limit: 3, Cursor: page.Next}), []string{"sb04", "sb03", "sb02", "sb01"})
+}
+
+func filters(t *testing.T, s Store) {
+	must(t, s.Insert(t.Context(), full("sb1")))
+	must(t, s.Insert(t.Context(), bare("sb2")))
+	must(t, s.Insert(t.Context(), full("sb3")))
+	must(t, s.Save(t.Context(), ended(full("sb3"), epoch)))
+	odd := `it's "odd" %_`
+	for name, c := range map[string]struct {
+		q    sandbox.ListQuery
+		want []string
+	}{
+		"one state":              {sandbox.ListQuery{States: []sandbox.State{sandbox.StateRunning}}, []string{"sb1"}},
+		"two states":             {sandbox.ListQuery{States: []sandbox.State{sandbox.StateStarting, sandbox.StateEnded}}, []string{"sb3", "sb2"}},
+		"template":               {sandbox.ListQuery{Template: "base"}, []string{"sb2"}},
+		"key":                    {sandbox.ListQuery{Key: "key-sb3"}, []string{"sb3"}},
+		"metadata":               {sandbox.ListQuery{Metadata: map[string]string{"user": "42"}}, []string{"sb3", "sb1"}},
+		"odd metadata":           {sandbox.ListQuery{Metadata: map[string]string{odd: full("").Metadata[odd], "user": "42"}}, []string{"sb3", "sb1"}},
+		"an empty value":         {sandbox.ListQuery{Metadata: map[string]string{"empty": ""}}, []string{"sb3", "sb1"}},
+		"a number is not a text": {sandbox.ListQuery{Metadata: map[string]string{"user": "42.0"}}, nil},
+		"half a match":           {sandbox.ListQuery{Metadata: map[string]string{"user": "42", "missing": ""}}, nil},
+		"all at once": {sandbox.ListQuery{States: []sandbox.State{sandbox.StateEnded}, Template: "python", Key: "key-sb3",
+			Metadata: map[string]string{"user": "42"}}, []string{"sb3"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			wantSame(t, ids(t, s, c.q), c.want)
+			c.q.Limit = 1
+			wantSame(t, ids(t, s, c.q), c.want)
+		})
+	}
+}
+
+func badCursor(t *testing.T, s Store) {
+	for _, cursor := range []string{"no!", "-5", "0", "' OR 1=1"} {
+		_, err := s.List(t.Context(), "acme", sandbox.ListQuery{Cursor: cursor})
+		wantKind(t, err, fault.Invalid)
+	}
+}
+
+func events(t *testing.T, s Store) {
+	a, b, foreign := full("sb1"), bare("sb2"), bare("sb3")
+	foreign.Tenant = "globex"
+	must(t, s.Insert(t.Context(), a, event(a, sandbox.LifecycleCreated)))
+	must(t, s.Insert(t.Context(), b, event(b, sandbox.LifecycleCreated)))
+	must(t, s.Insert(t.Context(), foreign, event(foreign, sandbox.LifecycleCreated)))
+	last := sandbox.LifecycleEvent{Sandbox: "sb1", Tenant: "acme", Type: sandbox.LifecycleEnded, At: epoch.Add(time.Hour),
+		Deadline: epoch.Add(2 * time.Hour), Cause: sandbox.CauseOOM, Message: "python3"}
+	must(t, s.Save(t.Context(), ended(a, epoch), event(a, sandbox.LifecycleLifetime), last))
+	read := func(q sandbox.EventQuery, limit int) []sandbox.LifecycleEvent {
+		got, err := s.Events(t.Context(), "acme", q, limit)
+		must(t, err)
+		return got
+	}
+	all := read(sandbox.EventQuery{}, 10)
+	want := []sandbox.LifecycleEvent{event(a, sandbox.LifecycleCreated), event(b, sandbox.LifecycleCreated), event(a, sandbox.LifecycleLifetime), last}
+	if len(all) != len(want) {
+		t.Fatalf("%d events, want %d: %v", len(all), len(want), all)
+	}
+	for i := range want {
+		want[i].Seq = all[i].Seq
+	}
+	wantSame(t, all, want)
+	wantSame(t, read(sandbox.EventQuery{}, 2), all[:2])
+	wantSame(t, read(sandbox.EventQuery{After: all[1].Seq}, 10), all[2:])
+	wantSame(t, read(sandbox.EventQuery{Sandbox: "sb2"}, 10), all[1:2])
+	wantSame(t, read(sandbox.EventQuery{Sandbox: "sb3"}, 10), nil)
+}
+
+func eventNumbers(t *testing.T, s Store) {
+	r := bare("sb1")
+	must(t, s.Insert(t.Context(), r, event(r, sandbox.LifecycleCreated)))
+	must(t, s.Save(t.Context(), ended(r, epoch), event(r, sandbox.LifecycleEnded)))
+	before, err := s.Events(t.Context(), "acme", sandbox.EventQuery{}, 10)
+	must(t, err)
+	if _, err := s.Prune(t.Context(), epoch.Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	next := bare("sb2")
+	must(t, s.Insert(t.Context(), next, event(next, sandbox.LifecycleCreated)))
+	after, err := s.Events(t.Context(), "acme", sandbox.EventQuery{}, 10)
+	must(t, err)
+	if before[1].Seq <= before[0].Seq || len(after) != 1 || after[0].Seq <= before[1].Seq {
+		t.Fatalf("numbers do not rise: %v then %v", before, after)
+	}
+}
+
+func prune(t *testing.T, s Store) {
+	old, young, lives := bare("sb1"), bare("sb2"), bare("sb3")
+	for _, r := range []sandbox.Record{old, young, lives} {
+		must(t, s.Insert(t.Context(), r, event(r, sandbox.LifecycleCreated)))
+	}
+	must(t, s.Save(t.Context(), ended(old, epoch)))
+	must(t, s.Save(t.Context(), ended(young, epoch.Add(time.Hour))))
+	n, err := s.Prune(t.Context(), epoch.Add(time.Hour))
+	must(t, err)
+	if n != 1 {
+		t.Fatalf("pruned %d, want 1", n)
+	}
+	wantSame(t, ids(t, s, sandbox.ListQuery{}), []string{"sb3", "sb2"})
+	got, err := s.Events(t.Context(), "acme", sandbox.EventQuery{Sandbox: "sb1"}, 10)
+	must(t, err)
+	wantSame(t, got, nil)
+}
+
+func concurrent(t *testing.T, s Store) {
+	var wg sync.WaitGroup
+	for i := range 32 {
+		wg.Go(func() {
+			r := full(fmt.Sprintf("sb%02d", i))
+			if err := s.Insert(context.Background(), r, event(r, sandbox.LifecycleCreated)); err != nil {
+				t.Error(err)
+			}
+			if _, err := s.Get(context.Background(), r.ID); err != nil {
+				t.Error(err)
+			}
+			if err := s.Save(context.Background(), ended(r, epoch), event(r, sandbox.LifecycleEnded)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	got, err := s.Events(t.Context(), "acme", sandbox.EventQuery{}, 100)
+	must(t, err)
+	if n := len(ids(t, s, sandbox.ListQuery{})); n != 32 || len(got) != 64 {
+		t.Fatalf("%d sandboxes and %d events, want 32 and 64", n, len(got))
+	}
+}
+
+func key(id string) auth.KeyRecord {
+	return auth.KeyRecord{ID: id, Tenant: "acme", Name: "ci", Hash: "hash-" + id, Prefix: "e2b_ab", Admin: true, CreatedAt: epoch}
+}
+
+func keyRoundTrip(t *testing.T, s Store) {
+	must(t, s.InsertKey(t.Context(), key("k1")))
+	wantKind(t, s.InsertKey(t.Context(), key("k1")), fault.Conflict)
+	must(t, s.TouchKey(t.Context(), "k1", epoch.Add(time.Minute)))
+	want := key("k1")
+	want.LastUsed = epoch.Add(time.Minute)
+	got, err := s.KeyByHash(t.Context(), "hash-k1")
+	must(t, err)
+	wantSame(t, got, want)
+	_, err = s.KeyByHash(t.Context(), "hash-k2")
+	wantKind(t, err, fault.NotFound)
+}
+
+func revoke(t *testing.T, s Store) {
+	must(t, s.InsertKey(t.Context(), key("k1")))
+	must(t, s.RevokeKey(t.Context(), "acme", "k1", epoch))
+	must(t, s.RevokeKey(t.Context(), "acme", "k1", epoch.Add(time.Hour)))
+	got, err := s.KeyByHash(t.Context(), "hash-k1")
+	must(t, err)
+	if !got.RevokedAt.Equal(epoch) {
+		t.Fatalf("revoked at %v, want %v", got.RevokedAt, epoch)
+	}
+}
+
+func revokeForeign(t *testing.T, s Store) {
+	must(t, s.InsertKey(t.Context(), key("k1")))
+	wantKind(t, s.RevokeKey(t.Context(), "globex", "k1", epoch), fault.NotFound)
+	wantKind(t, s.RevokeKey(t.Context(), "acme", "k2", epoch), fault.NotFound)
+}
+
+func listKeys(t *testing.T, s Store) {
+	first, second, foreign := key("k2"), key("k1"), key("k3")
+	second.CreatedAt, foreign.Tenant = epoch.Add(time.Second), "globex"
+	for _, k := range []auth.KeyRecord{second, foreign, first} {
+		must(t, s.InsertKey(t.Context(), k))
+	}
+	got, err := s.ListKeys(t.Context(), "acme")
+	must(t, err)
+	wantSame(t, got, []auth.KeyRecord{first, second})
+}
