@@ -1,0 +1,18 @@
+// Package kernel holds the Python kernel, the zygote that forks it and the zygote's C shim, as files to put into a
+// sandbox. It only carries them: who starts them, where and as whom is not known here.
+package kernel
+
+import (
+	"embed"
+	"io/fs"
+)
+
+//go:embed kernel.py zygote.py native
+var files embed.FS
+
+// Files is what belongs into a sandbox's kernel directory: kernel.py, zygote.py and native/, which holds
+// shim-<goarch>.so where it was built. Without the shim the zygote still works, with slower forks.
+func Files() fs.FS { return files }
+
+// Shim names the compiled shim for an architecture, as in runtime.GOARCH.
+func Shim(goarch string) string { return "native/shim-" + goarch + ".so" }

@@ -1,0 +1,492 @@
+// The zygote's shim: forks a kernel straight into a sandbox, and arranges memory so that the fork is cheap.
+//
+// libc only and no Python headers: the few functions of the interpreter that are needed are found by name at run time,
+// so one build serves every Python. Loaded with ctypes.PyDLL (the GIL is held throughout); amd64 and arm64.
+
+#define _GNU_SOURCE
+#undef _FORTIFY_SOURCE // its longjmp refuses to leave the helper's stack, which is exactly what we do
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/capability.h>
+#include <linux/filter.h>
+#include <linux/sched.h>
+#include <linux/seccomp.h>
+#include <malloc.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#ifndef PR_GET_TID_ADDRESS
+#define PR_GET_TID_ADDRESS 40
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
+#ifndef SYS_clone3
+#define SYS_clone3 435
+#endif
+#ifndef SYS_rseq
+#if defined(__x86_64__)
+#define SYS_rseq 334
+#else
+#define SYS_rseq 293
+#endif
+#endif
+
+#define NAMESPACES                                                                                                     \
+    (CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
+
+enum { SHIM_VERSION = 1, MAX_CGROUPS = 8, MAX_GROUPS = 64, CHILD_SOCKET = 3, EXIT_SETUP = 71 };
+
+// What a fork is told. Mirrored by a ctypes.Structure in zygote.py: change both.
+struct request {
+    int32_t pidfd, sock, out, err;
+    int32_t ncgroups, cgroups[MAX_CGROUPS];
+    uint32_t uid, gid;
+    int32_t ngroups;
+    uint32_t groups[MAX_GROUPS];
+    int64_t nofile;
+    const struct sock_filter *filter;
+    uint32_t nfilter;
+    char cwd[4096];
+};
+
+static void (*before_fork)(void), (*after_child)(void), (*after_parent)(void);
+static int *tid_address;
+static void *robust_head;
+static size_t robust_length;
+
+int cove_version(void) { return SHIM_VERSION; }
+
+// cove_init finds what a fork needs; 0, or a negative number where this interpreter or host cannot do it.
+int cove_init(void) {
+    before_fork = dlsym(RTLD_DEFAULT, "PyOS_BeforeFork");
+    after_child = dlsym(RTLD_DEFAULT, "PyOS_AfterFork_Child");
+    after_parent = dlsym(RTLD_DEFAULT, "PyOS_AfterFork_Parent");
+    if (!before_fork || !after_child || !after_parent)
+        return -1;
+    // glibc keeps its thread id where the kernel clears it at thread exit; a raw clone has to write the new one there.
+    if (prctl(PR_GET_TID_ADDRESS, &tid_address, 0, 0, 0) || !tid_address)
+        return -2;
+    syscall(SYS_get_robust_list, 0, &robust_head, &robust_length);
+    return 0;
+}
+
+// --- fork ------------------------------------------------------------------------------------------------------------
+
+static jmp_buf back;
+static const struct request *want;
+static volatile pid_t child_pid;
+static volatile int child_pidfd, helper_error;
+static const char *volatile helper_step;
+static char helper_stack[64 << 10] __attribute__((aligned(64)));
+
+static pid_t clone_child(uint64_t flags, int *pidfd) {
+    struct clone_args a;
+    memset(&a, 0, sizeof a);
+    a.flags = flags | CLONE_PIDFD | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID;
+    a.pidfd = (uint64_t)(uintptr_t)pidfd;
+    a.child_tid = (uint64_t)(uintptr_t)tid_address;
+    if (!(flags & CLONE_PARENT))
+        a.exit_signal = SIGCHLD;
+    return syscall(SYS_clone3, &a, sizeof a);
+}
+
+// The helper shares our memory, so it costs no page tables; only it changes namespaces. Its child is the kernel:
+// CLONE_PARENT makes that our child, whose end we then hear of, and the jump puts it back on our own stack.
+static int helper(void *unused) {
+    (void)unused;
+    helper_step = "setns";
+    if (setns(want->pidfd, NAMESPACES)) {
+        helper_error = errno;
+        syscall(SYS_exit, 1);
+    }
+    helper_step = "clone3";
+    int fd = -1;
+    pid_t p = clone_child(CLONE_PARENT, &fd);
+    if (p == 0)
+        _longjmp(back, 1);
+    if (p < 0)
+        helper_error = errno;
+    child_pid = p;
+    child_pidfd = fd;
+    syscall(SYS_exit, 0);
+    return 0;
+}
+
+// A raw clone out of a CLONE_VM helper loses what glibc registered with the kernel for this thread.
+static void register_thread(void) {
+    if (robust_head)
+        syscall(SYS_set_robust_list, robust_head, robust_length);
+    ptrdiff_t *offset = dlsym(RTLD_DEFAULT, "__rseq_offset");
+    unsigned *size = dlsym(RTLD_DEFAULT, "__rseq_size");
+    if (!offset || !size || !*size)
+        return;
+#if defined(__x86_64__)
+    char *self;
+    __asm__("mov %%fs:0, %0" : "=r"(self));
+    uint32_t signature = 0x53053053;
+#else
+    char *self = __builtin_thread_pointer();
+    uint32_t signature = 0xd428bc00;
+#endif
+    uint32_t *area = (uint32_t *)(self + *offset);
+    if (syscall(SYS_rseq, area, *size < 32 ? 32 : *size, 0, signature) && errno != EBUSY && errno != EINVAL)
+        area[1] = (uint32_t)-2; // RSEQ_CPU_ID_REGISTRATION_FAILED: sched_getcpu then asks the kernel
+}
+
+static void fail(const struct request *r, const char *step) {
+    dprintf(r->err, "kernel: %s: %s\n", step, strerror(errno));
+    _exit(EXIT_SETUP);
+}
+
+static void drop_privileges(const struct request *r) {
+    if (setgroups(r->ngroups, r->groups))
+        fail(r, "setgroups");
+    if (setresgid(r->gid, r->gid, r->gid))
+        fail(r, "setresgid");
+    // The bounding set can only be lowered while there are capabilities, which setresuid may take.
+    for (int cap = 0; cap < 64; cap++)
+        if (prctl(PR_CAPBSET_DROP, cap, 0, 0, 0)) {
+            if (errno == EINVAL)
+                break; // beyond the last one this host knows
+            fail(r, "drop bounding set");
+        }
+    if (setresuid(r->uid, r->uid, r->uid))
+        fail(r, "setresuid");
+    prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
+    struct __user_cap_header_struct h = {_LINUX_CAPABILITY_VERSION_3, 0};
+    struct __user_cap_data_struct d[2];
+    memset(d, 0, sizeof d);
+    if (syscall(SYS_capset, &h, d))
+        fail(r, "capset");
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+        fail(r, "no_new_privs");
+    if (r->nfilter) {
+        struct sock_fprog program = {r->nfilter, (struct sock_filter *)r->filter};
+        if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program))
+            fail(r, "seccomp");
+    }
+}
+
+// After this only 0, 1, 2 and the kernel's socket are open; all that fails before can still be told on r->err.
+static void arrange_descriptors(struct request *r) {
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    // Move ours out of the way of 0 to 3 first.
+    int sock = fcntl(r->sock, F_DUPFD_CLOEXEC, 16), out = fcntl(r->out, F_DUPFD_CLOEXEC, 16);
+    int err = fcntl(r->err, F_DUPFD_CLOEXEC, 16);
+    if (sock < 0 || out < 0 || err < 0)
+        fail(r, "duplicate descriptors");
+    r->err = err;
+    if ((null >= 0 && dup2(null, 0) < 0) || dup2(out, 1) < 0 || dup2(err, 2) < 0 ||
+        dup3(sock, CHILD_SOCKET, O_CLOEXEC) < 0)
+        fail(r, "dup2");
+    r->err = 2;
+    if (syscall(SYS_close_range, CHILD_SOCKET + 1, ~0U, 0))
+        for (int fd = CHILD_SOCKET + 1; fd < 65536; fd++)
+            close(fd);
+}
+
+static void settle(struct request *r) {
+    register_thread();
+    for (int i = 0; i < r->ncgroups; i++)
+        if (write(r->cgroups[i], "0", 1) != 1)
+            fail(r, "join cgroup");
+    drop_privileges(r);
+    arrange_descriptors(r);
+    // Only now: until here /proc showed nobody our descriptors. setns and setresuid had cleared it.
+    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
+    setsid();
+    umask(022);
+    if (chdir(r->cwd) && chdir("/"))
+        fail(r, "chdir");
+    struct rlimit limit;
+    if (r->nofile > 0 && !getrlimit(RLIMIT_NOFILE, &limit)) {
+        if ((rlim_t)r->nofile < limit.rlim_max)
+            limit.rlim_max = r->nofile;
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+// cove_fork forks a kernel into the sandbox of r->pidfd. Its pid, 0 in the child, or −errno; *step then says where.
+int cove_fork(struct request *r, int *pidfd, const char **step) {
+    want = r;
+    child_pid = 0;
+    child_pidfd = -1;
+    helper_error = 0;
+    helper_step = "clone";
+    before_fork();
+    if (_setjmp(back) == 0) {
+        pid_t h = clone(helper, helper_stack + sizeof helper_stack, CLONE_VM | CLONE_VFORK | CLONE_FILES | SIGCHLD, 0);
+        if (h < 0)
+            helper_error = errno;
+        else
+            while (waitpid(h, 0, 0) < 0 && errno == EINTR)
+                ;
+        after_parent();
+        *pidfd = child_pidfd;
+        *step = helper_step;
+        if (!helper_error && child_pid <= 0)
+            helper_error = ECHILD;
+        return helper_error ? -helper_error : child_pid;
+    }
+    after_child();
+    settle(r);
+    return 0;
+}
+
+// --- memory ----------------------------------------------------------------------------------------------------------
+
+enum { HUGE = 2 << 20, ARENA_ROOM = 1 << 30, MAX_FREE = 1024 };
+
+struct arena_allocator {
+    void *context;
+    void *(*alloc)(void *, size_t);
+    void (*free)(void *, void *, size_t);
+};
+
+static char *room;
+static size_t used, arena_size;
+static void *returned[MAX_FREE];
+static int nreturned;
+
+// Arenas are 1 MiB (256 KiB before Python 3.10). Since 3.12 the interpreter's frame stacks, of other sizes, come from
+// here, too; they are short-lived and mapped as ever.
+static void *arena_alloc(void *context, size_t n) {
+    (void)context;
+    if (!arena_size && n >= 256 << 10)
+        arena_size = n;
+    if (nreturned && n == arena_size)
+        return returned[--nreturned];
+    if (n == arena_size && used + n <= ARENA_ROOM) {
+        used += n;
+        return room + used - n;
+    }
+    void *p = mmap(0, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return p == MAP_FAILED ? 0 : p;
+}
+
+static void arena_free(void *context, void *p, size_t n) {
+    (void)context;
+    char *at = p;
+    if (at >= room && at < room + ARENA_ROOM && n == arena_size && nreturned < MAX_FREE) {
+        madvise(p, n, MADV_DONTNEED);
+        returned[nreturned++] = p;
+    } else
+        munmap(p, n); // also what Python itself mapped before us
+}
+
+// cove_arena gives the interpreter's small objects one contiguous place and keeps large ones in one heap, so that both
+// can be collapsed into huge pages later. Before the imports.
+int cove_arena(void) {
+    void (*set)(struct arena_allocator *) = dlsym(RTLD_DEFAULT, "PyObject_SetArenaAllocator");
+    if (!set)
+        return -1;
+    char *m = mmap(0, ARENA_ROOM + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (m == MAP_FAILED)
+        return -errno;
+    room = (char *)(((uintptr_t)m + HUGE - 1) & ~((uintptr_t)HUGE - 1));
+    struct arena_allocator a = {0, arena_alloc, arena_free};
+    set(&a);
+    mallopt(M_MMAP_THRESHOLD, 1 << 30);
+    mallopt(M_TOP_PAD, 8 << 20);
+    mallopt(M_TRIM_THRESHOLD, 1 << 30);
+    return 0;
+}
+
+// cove_arena_done gives malloc its usual behaviour back for the children. What they add to the arena stays on small
+// pages: khugepaged would otherwise rebuild, privately and in each of them, the huge pages that their writes split.
+void cove_arena_done(void) {
+    if (room)
+        madvise(room, ARENA_ROOM, MADV_NOHUGEPAGE);
+    mallopt(M_MMAP_THRESHOLD, 128 << 10);
+    mallopt(M_TOP_PAD, 128 << 10);
+    mallopt(M_TRIM_THRESHOLD, 128 << 10);
+}
+
+// cove_fill takes what is free inside the heap, largest first, and never gives it back: children then allocate from its
+// untouched end, where a page is zeroed, instead of from holes, where a page of ours is copied. The bytes taken.
+long cove_fill(void) {
+    char *end = sbrk(0);
+    long taken = 0;
+    for (size_t size = 64 << 10; size >= 16; size = size > 1024 ? size / 2 : size - 16)
+        for (;;) {
+            char *p = malloc(size - 8);
+            if (!p)
+                return taken;
+            if (p + size + (256 << 10) >= end || p > (char *)sbrk(0)) { // the end, or a mapping of its own
+                free(p);
+                break;
+            }
+            taken += size;
+        }
+    return taken;
+}
+
+static int collapse_range(uintptr_t from, uintptr_t to) {
+    int done = 0;
+    for (uintptr_t at = from; at < to; at += HUGE) {
+        unsigned char in[512];
+        int resident = 0;
+        if (mincore((void *)at, HUGE, in))
+            continue;
+        for (int i = 0; i < 512; i++)
+            resident += in[i] & 1;
+        if (resident < 64)
+            continue;
+        done += madvise((void *)at, HUGE, MADV_COLLAPSE) == 0;
+    }
+    return done;
+}
+
+// cove_collapse turns what is resident of our anonymous memory into huge pages (Linux ≥ 6.1), so that a fork copies one
+// entry where it copied 512. The number of huge pages, or −1.
+int cove_collapse(void) {
+    static struct {
+        uintptr_t from, to;
+    } found[2048];
+    int n = 0, done = 0;
+    char line[1024];
+    FILE *f = fopen("/proc/self/maps", "re");
+    if (!f)
+        return -1;
+    while (n < 2048 && fgets(line, sizeof line, f)) {
+        unsigned long from, to, inode;
+        char mode[8], name[256] = "";
+        if (sscanf(line, "%lx-%lx %7s %*x %*s %lu %255s", &from, &to, mode, &inode, name) < 4)
+            continue;
+        if (strcmp(mode, "rw-p") || inode || !strncmp(name, "[stack", 6) || !strncmp(name, "[v", 2))
+            continue;
+        found[n].from = (from + HUGE - 1) & ~((uintptr_t)HUGE - 1);
+        found[n].to = to & ~((uintptr_t)HUGE - 1);
+        n += found[n].from < found[n].to;
+    }
+    fclose(f);
+    for (int i = 0; i < n; i++)
+        done += collapse_range(found[i].from, found[i].to);
+    return done;
+}
+
+// --- immortal objects ------------------------------------------------------------------------------------------------
+
+// Offsets into objects that zygote.py has checked against the running interpreter before it calls us.
+struct layout {
+    int32_t type_flags, type_traverse, type_is_gc;
+    int32_t ncode, code[12];   // objects that a code object holds
+    const void *code_type;     //
+    int32_t nskip;             // frames, generators and the like: short-lived by nature
+    const void *skip[8];
+};
+
+#define TYPE_OF(o) (((void **)(o))[1])
+#define AT(o, offset, kind) (*(kind *)((char *)(o) + (offset)))
+#define HAVE_GC (1UL << 14)
+
+static void **stack, **seen;
+static size_t depth, stack_room, seen_room, nseen;
+
+static size_t slot(void **table, size_t room_of_table, void *o) {
+    size_t k = ((uintptr_t)o >> 4) * 0x9E3779B97F4A7C15ull >> 20 & (room_of_table - 1);
+    while (table[k] && table[k] != o)
+        k = (k + 1) & (room_of_table - 1);
+    return k;
+}
+
+static void *fresh(size_t words) {
+    void *p = mmap(0, words * sizeof(void *), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        abort();
+    return p;
+}
+
+static void grow_seen(void) {
+    size_t old_room = seen_room;
+    void **old = seen;
+    seen_room = old_room ? old_room * 2 : 1 << 16;
+    seen = fresh(seen_room);
+    for (size_t i = 0; i < old_room; i++)
+        if (old[i])
+            seen[slot(seen, seen_room, old[i])] = old[i];
+    if (old)
+        munmap(old, old_room * sizeof(void *));
+}
+
+static int visit(void *o, void *unused) {
+    (void)unused;
+    if (!o)
+        return 0;
+    if (nseen * 2 >= seen_room)
+        grow_seen();
+    size_t k = slot(seen, seen_room, o);
+    if (seen[k])
+        return 0;
+    seen[k] = o;
+    nseen++;
+    if (depth == stack_room) {
+        size_t room_now = stack_room ? stack_room * 2 : 1 << 16;
+        void **bigger = fresh(room_now);
+        if (stack) {
+            memcpy(bigger, stack, depth * sizeof(void *));
+            munmap(stack, stack_room * sizeof(void *));
+        }
+        stack = bigger;
+        stack_room = room_now;
+    }
+    stack[depth++] = o;
+    return 0;
+}
+
+static int skipped(const struct layout *l, void *type) {
+    for (int i = 0; i < l->nskip; i++)
+        if (type == l->skip[i])
+            return 1;
+    return 0;
+}
+
+// cove_immortalise walks from the given objects and makes everything it reaches immortal (Python 3.12 and 3.13: a
+// reference count of 2^32−1 is never written again), so that children read it without copying its page.
+long cove_immortalise(void **objects, long n, const struct layout *l) {
+    long changed = 0;
+    for (long i = 0; i < n; i++)
+        visit(objects[i], 0);
+    while (depth) {
+        void *o = stack[--depth], *type = TYPE_OF(o);
+        visit(type, 0);
+        if (skipped(l, type))
+            continue;
+        int (*traverse)(void *, int (*)(void *, void *), void *) = AT(type, l->type_traverse, void *);
+        int (*is_gc)(void *) = AT(type, l->type_is_gc, void *);
+        if (traverse && AT(type, l->type_flags, unsigned long) & HAVE_GC && (!is_gc || is_gc(o)))
+            traverse(o, visit, 0);
+        if (type == l->code_type)
+            for (int i = 0; i < l->ncode; i++)
+                visit(AT(o, l->code[i], void *), 0);
+        if ((int32_t)AT(o, 0, int64_t) >= 0) {
+            AT(o, 0, int64_t) = 0xFFFFFFFF;
+            changed++;
+        }
+    }
+    munmap(seen, seen_room * sizeof(void *));
+    munmap(stack, stack_room * sizeof(void *));
+    seen = stack = 0;
+    seen_room = stack_room = nseen = 0;
+    return changed;
+}

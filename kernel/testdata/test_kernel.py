@@ -1,0 +1,640 @@
+"""Claims about a kernel that was started by exec. Both shells make them; the rich ones are IPython's alone."""
+
+import base64
+import json
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from peer import Died, Started  # noqa: E402
+
+SHELL = os.environ.get("COVE_TEST_SHELL", "plain")
+PYTHON = os.environ.get("COVE_TEST_PYTHON") or sys.executable
+
+
+def start(**options):
+    return Started(PYTHON, plain=SHELL == "plain", **options)
+
+
+def kinds(events):
+    return [e["type"] for e in events]
+
+
+def results(events):
+    return [e["result"] for e in events if e["type"] == "result"]
+
+
+def errors(events):
+    return [e["error"] for e in events if e["type"] == "error"]
+
+
+def outcome(events):
+    return events[-1]["end"]["outcome"]
+
+
+class Claims(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.kernel = start()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.kernel.close()
+
+    def own(self, **options):
+        kernel = start(**options)
+        self.addCleanup(kernel.close)
+        return kernel
+
+    def fails(self, code, name, kernel=None, **more):
+        events = (kernel or self.kernel).run(code, **more)
+        self.assertEqual(outcome(events), "interrupted" if name == "KeyboardInterrupt" else "error", events)
+        self.assertEqual([e["name"] for e in errors(events)], [name])
+        return errors(events)[0]
+
+
+class Protocol(Claims):
+    def test_a_kernel_says_what_it_is_when_ready(self):
+        ready = self.kernel.ready
+        self.assertEqual((ready["type"], ready["pid"]), ("ready", self.kernel.process.pid))
+        if SHELL == "plain":
+            self.assertEqual(ready["message"], "plain")
+        else:
+            self.assertRegex(ready["message"], r"^ipython \d+\.")
+
+    def test_a_cell_is_started_result_end(self):
+        kernel = self.own()
+        events = kernel.run("1+1")
+        usage = events[-1]["end"].pop("usage")
+        self.assertEqual(events, [
+            {"type": "started", "count": 1},
+            {"type": "result", "result": {"data": {"text/plain": "2"}, "main": True}},
+            {"type": "end", "end": {"outcome": "ok"}},
+        ])
+        self.assertGreaterEqual(usage["cpu_ms"], 0)
+        self.assertGreater(usage["peak_bytes"], 1 << 20)
+
+    def test_the_count_grows_with_each_cell_and_not_with_silent_ones(self):
+        kernel = self.own()
+        counts = [kernel.run(c, silent=s)[0]["count"] for c, s in (("1", False), ("2", True), ("1/0", False), ("3", False))]
+        self.assertEqual(counts, [1, 2, 2, 3])
+
+    def test_a_silent_cell_shows_no_value_but_has_effects(self):
+        self.assertEqual(kinds(self.kernel.run("quiet = 41\nquiet", silent=True)), ["started", "end"])
+        self.assertEqual(self.kernel.value("quiet + 1"), "42")
+
+    def test_state_stays_between_cells(self):
+        self.kernel.run("kept = [1]")
+        self.kernel.run("kept.append(2)")
+        self.assertEqual(self.kernel.value("kept"), "[1, 2]")
+
+    def test_a_semicolon_hides_the_value(self):
+        self.assertEqual(results(self.kernel.run("5;")), [])
+        self.assertEqual(results(self.kernel.run("5;  # why")), [])
+        self.assertEqual(self.kernel.value("'a;'"), "'a;'")
+
+    def test_an_empty_cell_is_a_cell(self):
+        self.assertEqual(kinds(self.kernel.run("")), ["started", "end"])
+        self.assertEqual(kinds(self.kernel.run(" \n ")), ["started", "end"])
+        self.assertEqual(kinds(self.kernel.run("# nothing")), ["started", "end"])
+
+    def test_the_values_of_earlier_cells_have_names(self):
+        kernel = self.own()
+        kernel.run("11")
+        self.assertEqual(kernel.value("_ + 1"), "12")
+        self.assertEqual(kernel.value("Out[1], In[1]"), "(11, '11')")
+
+    def test_the_user_module_is_main(self):
+        self.assertEqual(self.kernel.value("class C: pass\nimport pickle, sys\n"
+                                           "pickle.loads(pickle.dumps(C())).__class__ is C, __name__"), "(True, '__main__')")
+
+    def test_what_cannot_be_read_is_answered(self):
+        kernel = self.own()
+        for payload in (b"{", b"[]", b"null", b"\xff\xfe", b'{"code": 5}', b'{"code":"1","env":{"A":1}}', b'{"code":"1","cwd":3}'):
+            kernel.send(payload)
+            self.assertEqual(outcome(kernel.finish()), "error", payload)
+        self.assertEqual(kernel.value("1"), "1")
+
+    def test_frames_of_other_kinds_are_ignored(self):
+        kernel = self.own()
+        kernel.send(b"{}", kind=8)
+        kernel.send(b"", kind=7)
+        self.assertEqual(kernel.value("1"), "1")
+
+    def test_a_bad_header_ends_the_kernel(self):
+        for header in (b"\0" * 8, b"\xff" * 8, b"\x01\x01\0\0\0\0\0\0", struct.pack(">B3sI", 1, b"\0\0\0", (16 << 20) + 1)):
+            kernel = self.own()
+            kernel.sock.sendall(header)
+            self.assertEqual(kernel.wait(), 76)
+            self.assertIn("kernel: ", kernel.output("err", until="\n"))
+
+    def test_a_frame_that_stops_half_way_ends_the_kernel(self):
+        kernel = self.own()
+        kernel.sock.sendall(struct.pack(">B3sI", 1, b"\0\0\0", 100) + b"{")
+        kernel.sock.shutdown(1)
+        self.assertEqual(kernel.wait(), 76)
+
+    def test_random_bytes_never_hang_or_crash_it(self):
+        for seed in range(6):
+            kernel = self.own()
+            kernel.sock.settimeout(5)
+            noise = random.Random(seed).randbytes(4096) if seed % 2 else b"".join(
+                struct.pack(">B3sI", random.Random(seed + i).randrange(2, 10), b"\0\0\0", 3) + b"abc" for i in range(50)) + b"\xff"
+            try:
+                kernel.sock.sendall(noise)
+                kernel.sock.shutdown(1)
+            except OSError:
+                pass
+            self.assertEqual(kernel.wait(), 76)
+
+    def test_a_closed_socket_ends_the_kernel(self):
+        kernel = self.own()
+        kernel.sock.shutdown(1)
+        self.assertEqual(kernel.wait(), 0)
+
+
+class Text(Claims):
+    def test_output_goes_to_the_descriptors_and_is_flushed_before_each_event(self):
+        kernel = self.own()
+        kernel.run("import sys\nprint('one'); sys.stdout.write('two'); print('err', file=sys.stderr)")
+        self.assertEqual(kernel.output(until="two"), "one\ntwo")
+        self.assertEqual(kernel.output("err", until="err"), "err\n")
+
+    def test_text_that_is_not_unicode_never_breaks_print(self):
+        kernel = self.own()
+        events = kernel.run("print('\\ud800', 'ä', '\\udcff')")
+        self.assertEqual(outcome(events), "ok")
+        self.assertEqual(kernel.output(until="\n"), "\\ud800 ä \\udcff\n")
+
+    def test_a_lone_surrogate_in_a_value_is_valid_json(self):
+        self.assertEqual(json.loads(json.dumps(results(self.kernel.run("chr(0xd800)"))))[0]["data"]["text/plain"], "'\\ud800'")
+        events = self.kernel.run("class S:\n    def __repr__(self): return chr(0xdfff)\nS()")
+        self.assertEqual(results(events)[0]["data"]["text/plain"], "\udfff")
+
+    def test_source_that_is_not_utf8_runs_or_fails_but_is_answered(self):
+        self.kernel.send(b'{"code":"x = \'\xff\'; len(x)"}')
+        self.assertEqual(outcome(self.kernel.finish()), "ok")
+        self.kernel.send(b'{"code":"\\ud800"}')
+        self.assertEqual(outcome(self.kernel.finish()), "error")
+        self.kernel.send(b'{"code":"a = 1\\u0000"}')
+        self.assertEqual(outcome(self.kernel.finish()), "error")
+        self.assertEqual(self.kernel.value("1"), "1")
+
+    def test_a_very_big_value_becomes_a_note(self):
+        for code in ("'x' * (9 << 20)", "display('x' * (9 << 20))"):
+            data = results(self.kernel.run(code))[0]["data"]
+            self.assertEqual(list(data), ["text/plain"])
+            self.assertRegex(data["text/plain"], "left out: [0-9]+ bytes, over the limit of 8388608")
+
+    def test_a_very_big_error_is_shortened(self):
+        error = self.fails("raise ValueError('x' * (9 << 20))", "ValueError")
+        self.assertLess(len(json.dumps(error)), 1 << 20)
+
+    def test_sources_of_output_other_than_python_are_heard(self):
+        kernel = self.own()
+        kernel.run("import os, subprocess\nprint('a')\nos.system('echo b')\nprint('c')\nsubprocess.run(['echo', 'd'])\nos.write(1, b'e\\n')")
+        self.assertEqual(kernel.output(until="e\n"), "a\nb\nc\nd\ne\n")
+
+    def test_c_code_is_heard(self):
+        kernel = self.own()
+        kernel.run("import ctypes\nctypes.CDLL(None).printf(b'from C')")
+        self.assertEqual(kernel.output(until="C"), "from C")
+
+    def test_commands_with_an_exclamation_mark_are_heard_live(self):
+        kernel = self.own()
+        kernel.send({"code": "print('before')\n!echo first; sleep 5; echo second"})
+        started = time.monotonic()
+        self.assertEqual(kernel.output(until="first\n"), "before\nfirst\n")
+        self.assertLess(time.monotonic() - started, 4)
+        kernel.interrupt()
+        self.assertEqual(outcome(kernel.finish()), "interrupted")
+
+    def test_a_bash_cell_is_heard_and_fails_by_its_status(self):
+        kernel = self.own()
+        self.assertEqual(outcome(kernel.run("%%bash\necho one\necho two >&2")), "ok")
+        self.assertEqual(kernel.output(until="one\n"), "one\n")
+        self.assertEqual(kernel.output("err", until="two\n"), "two\n")
+        self.fails("%%bash\nexit 3", "CalledProcessError", kernel)
+
+    def test_pip_lines_run_pip(self):
+        kernel = self.own()
+        for code in ("%pip --version", "pip --version", "x = 1\npip list --help"):
+            self.assertEqual(outcome(kernel.run(code)), "ok", code)
+        self.assertRegex(kernel.output(until="Usage"), r"(?s)pip \d+.*pip \d+.*Usage")
+
+
+class Errors(Claims):
+    def test_an_exception_has_name_value_and_a_traceback_of_the_users_lines_only(self):
+        error = self.fails("def f():\n    return 1/0\nf()", "ZeroDivisionError")
+        self.assertEqual(error["value"], "division by zero")
+        text = "\n".join(error["traceback"])
+        self.assertIn("return 1/0", text)
+        self.assertIn("f()", text)
+        self.assertEqual(error["traceback"][-1], "ZeroDivisionError: division by zero")
+        for strange in ("kernel.py", "run_nodes", "\x1b"):
+            self.assertNotIn(strange, text)
+
+    def test_a_syntax_error_shows_the_line_and_nothing_ran(self):
+        error = self.fails("ran = 1\na b c\n", "SyntaxError")
+        text = "\n".join(error["traceback"])
+        self.assertIn("a b c", text)
+        self.assertNotIn("kernel.py", text)
+        self.fails("ran", "NameError")
+        for code in ("x = (", "return 5", "if 1:\npass", "'abc", "break"):
+            self.assertIn(self.kernel.run(code)[-2]["error"]["name"], ("SyntaxError", "IndentationError"), code)
+
+    def test_errors_that_led_to_errors_are_told_without_our_frames(self):
+        error = self.fails("try:\n    1/0\nexcept Exception as e:\n    raise KeyError('k') from e", "KeyError")
+        text = "\n".join(error["traceback"])
+        self.assertIn("ZeroDivisionError", text)
+        self.assertNotIn("kernel.py", text)
+        self.assertEqual(error["value"], "'k'")
+
+    def test_exceptions_that_cannot_be_printed_are_told(self):
+        self.fails("class E(Exception):\n    def __str__(self): raise RuntimeError('no')\n    __repr__ = __str__\nraise E()", "E")
+        self.fails("class B(BaseException): pass\nraise B()", "B")
+        self.fails("def r(): r()\nr()", "RecursionError")
+
+    def test_an_exception_group_is_told(self):
+        if self.kernel.value("import sys; sys.version_info >= (3, 11)") == "True":
+            error = self.fails("raise ExceptionGroup('g', [ValueError('inner')])", "ExceptionGroup")
+            self.assertIn("inner", "\n".join(error["traceback"]))
+
+    def test_a_value_whose_repr_raises_is_an_error_not_a_crash(self):
+        self.kernel.run("class R:\n    def __repr__(self): raise ValueError('bad repr')")
+        events = self.kernel.run("R()")
+        self.assertIn("ValueError", [e["name"] for e in errors(events)] + [self.kernel.output("err")[-2000:] and "ValueError"])
+        self.assertEqual(self.kernel.value("1"), "1")
+
+    def test_input_says_that_there_is_nobody(self):
+        error = self.fails("input('name?')", "RuntimeError")
+        self.assertIn("no standard input", error["value"])
+        self.assertNotIn("kernel.py", "\n".join(error["traceback"]))
+        self.assertEqual(self.kernel.value("import sys; sys.stdin.read()"), "''")
+
+    def test_await_works_at_top_level(self):
+        self.assertEqual(self.kernel.value("import asyncio\nawait asyncio.sleep(0.001)\nawait asyncio.sleep(0, 'v')"), "'v'")
+        error = self.fails("async def bad():\n    raise KeyError(1)\nawait bad()", "KeyError")
+        self.assertNotIn("kernel.py", "\n".join(error["traceback"]))
+        self.assertEqual(self.kernel.value("async def g():\n    return 5\nasyncio.run(g())"), "5")
+
+
+class Interrupts(Claims):
+    def interrupted(self, code, kernel, ready="go\n"):
+        kernel.send({"code": "print('go', flush=True)\n" + code})
+        kernel.output(until=ready)
+        time.sleep(0.1)
+        kernel.interrupt()
+        events = kernel.finish()
+        self.assertEqual(outcome(events), "interrupted")
+        self.assertEqual([e["name"] for e in errors(events)], ["KeyboardInterrupt"])
+        return errors(events)[0]
+
+    def test_an_interrupt_ends_the_cell_and_keeps_the_state(self):
+        for code in ("import time\ntime.sleep(60)", "while True: pass", "import asyncio\nawait asyncio.sleep(60)",
+                     "!sleep 60", "import subprocess; subprocess.run(['sleep', '60'])"):
+            kernel = self.own()
+            kernel.run("kept = 1")
+            error = self.interrupted(code, kernel)
+            self.assertNotIn("on_interrupt", "\n".join(error["traceback"]))
+            self.assertEqual(kernel.value("kept"), "1")
+
+    def test_an_interrupt_reaches_what_a_command_started(self):
+        kernel = self.own()
+        self.interrupted("!sleep 61; true", kernel)
+        self.assertEqual(subprocess.run(["pgrep", "-P", str(kernel.process.pid)], capture_output=True).stdout, b"")
+
+    def test_an_interrupt_between_cells_changes_nothing(self):
+        kernel = self.own()
+        kernel.run("1")
+        for _ in range(20):
+            kernel.interrupt()
+        self.assertEqual(kernel.value("6*7"), "42")
+
+    def test_interrupts_at_any_moment_leave_the_frames_whole(self):
+        kernel = self.own()
+        kernel.send({"code": "print('go', flush=True)\nwhile True: display('x' * 100000)"})
+        kernel.output(until="go\n")
+        while kernel.event()["type"] != "result":
+            pass
+        kernel.interrupt()
+        self.assertEqual(outcome(kernel.finish()), "interrupted")
+        self.assertEqual(kernel.value("1"), "1")
+
+    def test_a_cell_that_catches_the_interrupt_goes_on(self):
+        kernel = self.own()
+        kernel.send({"code": "import time\nprint('go', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('caught')\n5"})
+        kernel.output(until="go\n")
+        time.sleep(0.05)
+        kernel.interrupt()
+        self.assertEqual(outcome(kernel.finish()), "ok")
+
+    def test_a_cell_cannot_take_the_interrupt_away_from_the_next(self):
+        kernel = self.own()
+        kernel.run("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)")
+        self.interrupted("import time\ntime.sleep(60)", kernel)
+        kernel.run("import signal; signal.signal(signal.SIGINT, signal.SIG_DFL)")
+        kernel.interrupt()
+        self.assertEqual(kernel.value("1"), "1")
+
+
+class Leaving(Claims):
+    def leaves(self, code, status):
+        kernel = self.own()
+        kernel.send({"code": code})
+        with self.assertRaises(Died):
+            kernel.finish()
+        self.assertEqual(kernel.wait(), status)
+        return kernel
+
+    def test_exit_in_every_form_ends_the_process_with_its_status(self):
+        for code, status in (("exit()", 0), ("quit()", 0), ("exit", 0), ("exit(3)", 3), ("import sys; sys.exit(4)", 4),
+                             ("raise SystemExit(5)", 5), ("import sys\nsys.exit()", 0), ("import os; os._exit(6)", 6)):
+            with self.subTest(code):
+                self.leaves(code, status)
+
+    def test_what_was_printed_before_the_exit_is_heard(self):
+        kernel = self.leaves("import sys\nsys.stdout.write('last words')\nsys.exit('why')", 1)
+        self.assertEqual(kernel.output(until="words"), "last words")
+        self.assertEqual(kernel.output("err", until="why\n"), "why\n")
+
+    def test_exit_handlers_run(self):
+        kernel = self.leaves("import atexit; atexit.register(print, 'bye'); exit()", 0)
+        self.assertEqual(kernel.output(until="bye\n"), "bye\n")
+
+    def test_a_crash_is_a_death(self):
+        self.leaves("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -9)
+        self.leaves("import ctypes; ctypes.string_at(0)", -11)
+
+
+class Surroundings(Claims):
+    def test_environment_and_folder_are_for_one_cell(self):
+        kernel = self.own(env={"HOME": "/", "A": "old", "PATH": os.environ["PATH"]}, cwd="/")
+        with tempfile.TemporaryDirectory() as folder:
+            folder = os.path.realpath(folder)
+            look = "import os; (os.environ.get('A'), os.environ.get('B'), os.getcwd())"
+            self.assertEqual(kernel.value(look, env={"A": "new", "B": "b"}, cwd=folder), repr(("new", "b", folder)))
+            self.assertEqual(kernel.value(look), "('old', None, '/')")
+            kernel.run("1/0", env={"A": "x", "B": "y"}, cwd=folder)
+            self.assertEqual(kernel.value(look), "('old', None, '/')")
+            kernel.run("os.environ['B'] = 'mine'; os.chdir('/usr')", env={"B": "y"}, cwd=folder)
+            self.assertEqual(kernel.value(look), "('old', None, '/')")
+            kernel.run("os.chdir('/usr'); os.environ['B'] = 'mine'")
+            self.assertEqual(kernel.value(look), "('old', 'mine', '/usr')")
+
+    def test_a_folder_that_is_not_there_is_an_error(self):
+        self.fails("1", "FileNotFoundError", cwd="/no/such/folder")
+        self.assertEqual(self.kernel.value("1"), "1")
+
+    def test_an_impossible_variable_is_an_error(self):
+        self.fails("1", "ValueError", env={"A": "x\0y"})
+
+    def test_the_environment_reaches_commands(self):
+        kernel = self.own()
+        kernel.run("!echo $COVE_X", env={"COVE_X": "seen"})
+        self.assertEqual(kernel.output(until="\n"), "seen\n")
+
+    def test_modules_in_the_working_folder_can_be_imported(self):
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "beside.py"), "w") as f:
+                f.write("value = 9")
+            kernel = self.own(cwd=folder)
+            self.assertEqual(kernel.value("import beside; beside.value"), "9")
+
+    def test_packages_of_the_user_are_found_as_soon_as_they_are_there(self):
+        with tempfile.TemporaryDirectory() as home:
+            kernel = self.own(env={"HOME": home, "PATH": os.environ["PATH"]})
+            version = kernel.value("import sys; '%d.%d' % sys.version_info[:2]").strip("'")
+            site = os.path.join(home, ".local", "lib", "python" + version, "site-packages")
+            self.fails("import lately_installed", "ModuleNotFoundError", kernel)
+            os.makedirs(site)
+            with open(os.path.join(site, "lately_installed.py"), "w") as f:
+                f.write("here = True")
+            self.assertEqual(kernel.value("import lately_installed; lately_installed.here"), "True")
+
+    def test_nothing_is_written_into_the_home(self):
+        with tempfile.TemporaryDirectory() as home:
+            kernel = self.own(env={"HOME": home, "PATH": os.environ["PATH"]})
+            kernel.run("1/0")
+            self.assertEqual(os.listdir(home), [])
+
+
+class Abuse(Claims):
+    def test_descriptors_are_few_and_the_socket_is_high_and_not_inherited(self):
+        found = self.kernel.json("{f: _o.readlink('/proc/self/fd/' + f) for f in _o.listdir('/proc/self/fd') if _o.path.exists('/proc/self/fd/' + f)}",
+                                 "import os as _o")
+        sockets = [int(f) for f, target in found.items() if target.startswith("socket:")]
+        self.assertEqual(len(sockets), 1)
+        self.assertGreaterEqual(sockets[0], 50)
+        self.assertEqual(self.kernel.value("_o.get_inheritable(%d)" % sockets[0]), "False")
+        self.assertEqual(sorted(int(f) for f in found if int(f) < 50), [0, 1, 2])
+
+    def test_closing_the_standard_descriptors_is_survived(self):
+        kernel = self.own()
+        for code in ("import os; [os.close(fd) for fd in (0, 1, 2)]", "import sys; sys.stdout.close(); sys.stderr.close()",
+                     "sys.stdout = sys.stderr = None", "del sys.stdout", "sys.stdout = 5", "os.close(1); open('/dev/null')"):
+            kernel.run(code)
+            self.assertEqual(kernel.value("1"), "1")
+        kernel.run("print('still here')")
+        self.assertIn("still here", kernel.output(until="still here"))
+
+    def test_a_replaced_stdout_is_the_users_business(self):
+        kernel = self.own()
+        kernel.run("import io, sys; mine = sys.stdout = io.StringIO()")
+        kernel.run("print('captured')")
+        self.assertEqual(kernel.value("mine.getvalue()"), "'captured\\n'")
+        kernel.run("sys.stdout = sys.__stdout__; print('loud')")
+        self.assertEqual(kernel.output(until="loud\n"), "loud\n")
+
+    def test_closing_every_descriptor_ends_the_kernel_cleanly(self):
+        kernel = self.own()
+        kernel.send({"code": "import os; os.closerange(3, 4096)"})
+        with self.assertRaises(Died):
+            kernel.finish()
+        self.assertEqual(kernel.wait(), 74)
+
+    def test_events_are_never_written_into_a_file_that_took_the_sockets_number(self):
+        kernel = self.own()
+        with tempfile.NamedTemporaryFile() as f:
+            kernel.send({"code": "import os\nos.closerange(3, 4096)\nfd = os.open(%r, os.O_RDWR)\nfor n in range(3, 1200):\n"
+                                 "    if n != fd: os.dup2(fd, n)\ndisplay(1)" % f.name})
+            with self.assertRaises(Died):
+                kernel.finish()
+            self.assertEqual(kernel.wait(), 74)
+            self.assertEqual(f.read(), b"")
+
+    def test_a_forked_child_does_not_speak_and_does_not_return(self):
+        kernel = self.own()
+        events = kernel.run("import os\npid = os.fork()\nif pid == 0: display('child')\nelse: status = os.waitpid(pid, 0)[1]\npid == 0")
+        self.assertEqual([r["data"]["text/plain"] for r in results(events)], ["False"])
+        self.assertEqual(kernel.value("status"), "0")
+        self.assertEqual(len(kernel.run("1")), 3)
+        kernel.run("pid = os.fork()\nif pid == 0: raise SystemExit(7)\nstatus = os.waitpid(pid, 0)[1]")
+        self.assertEqual(kernel.value("os.WEXITSTATUS(status)"), "7")
+        kernel.run("pid = os.fork()\nif pid == 0: 1/0\nstatus = os.waitpid(pid, 0)[1]")
+        self.assertEqual(kernel.value("os.WEXITSTATUS(status)"), "1")
+        self.assertIn("ZeroDivisionError", kernel.output("err", until="ZeroDivisionError"))
+
+    def test_a_forked_child_holds_no_socket(self):
+        kernel = self.own()
+        kernel.run("import os, time\npid = os.fork()\nif pid == 0:\n    time.sleep(60); os._exit(0)")
+        child = int(kernel.value("pid"))
+        kernel.process.kill()
+        try:
+            with self.assertRaises(Died):
+                kernel.run("1")
+        except BrokenPipeError:
+            pass
+        os.kill(child, signal.SIGKILL)
+
+    def test_multiprocessing_works(self):
+        kernel = self.own()
+        code = ("import multiprocessing as mp\ndef twice(x): return 2 * x\n"
+                "with mp.get_context('fork').Pool(2) as pool: out = pool.map(twice, [1, 2, 3])\nout")
+        self.assertEqual(kernel.value(code), "[2, 4, 6]")
+
+    def test_threads_may_print_and_display(self):
+        kernel = self.own()
+        events = kernel.run("import threading\nts = [threading.Thread(target=lambda: [display(i) for i in range(50)]) for _ in range(4)]\n"
+                            "[t.start() for t in ts]; [t.join() for t in ts]; None")
+        self.assertEqual(len(results(events)), 200)
+
+    def test_a_thread_that_displays_after_its_cell_is_not_heard(self):
+        kernel = self.own()
+        kernel.run("import threading, time\ndef late():\n    time.sleep(0.1); display('late')\nthreading.Thread(target=late).start()")
+        time.sleep(0.3)
+        self.assertEqual(kinds(kernel.run("2")), ["started", "result", "end"])
+
+
+class Rich(Claims):
+    def test_display_shows_more_than_the_last_value(self):
+        shown = results(self.kernel.run("display(1, 'two')\n3"))
+        self.assertEqual([(r["data"]["text/plain"], r.get("main", False)) for r in shown],
+                         [("1", False), ("'two'", False), ("3", True)])
+
+    def test_objects_show_themselves_in_many_types(self):
+        self.kernel.run("class M:\n    def __init__(self, **k): self.__dict__.update(k)\n    def __repr__(self): return 'M'\n"
+                        "    def _repr_html_(self): return '<b>h</b>'\n    def _repr_markdown_(self): return '*m*'\n"
+                        "    def _repr_svg_(self): return '<svg/>'\n    def _repr_png_(self): return b'\\x89PNG'\n"
+                        "    def _repr_jpeg_(self): return b'jpg'\n    def _repr_pdf_(self): return b'%PDF'\n"
+                        "    def _repr_latex_(self): return '$x$'\n    def _repr_json_(self): return {'a': [1, None]}\n"
+                        "    def _repr_javascript_(self): return 'alert(1)'\n"
+                        "    def _repr_mimebundle_(self, include=None, exclude=None): return {'application/vnd.x+json': {'v': 1}}")
+        data = results(self.kernel.run("M()"))[0]["data"]
+        self.assertEqual(data, {
+            "text/plain": "M", "text/html": "<b>h</b>", "text/markdown": "*m*", "image/svg+xml": "<svg/>",
+            "image/png": base64.b64encode(b"\x89PNG").decode(), "image/jpeg": base64.b64encode(b"jpg").decode(),
+            "application/pdf": base64.b64encode(b"%PDF").decode(), "text/latex": "$x$",
+            "application/json": {"a": [1, None]}, "application/javascript": "alert(1)", "application/vnd.x+json": {"v": 1},
+        })
+
+    def test_json_that_is_no_json_is_made_so(self):
+        data = results(self.kernel.run("class J:\n    def _repr_json_(self): return {1: float('nan'), 'k': {2}, 'big': 10**5000, 'o': object}\nJ()"))[0]["data"]
+        self.assertEqual(data["application/json"]["1"], None)
+        self.assertEqual(data["application/json"]["k"], [2])
+
+
+class WithIPython(Claims):
+    def test_displays_are_updated_by_id(self):
+        shown = results(self.kernel.run("h = display('a', display_id='d1')\nh.update('b')"))
+        self.assertEqual([(r["data"]["text/plain"], r["id"], r.get("update", False)) for r in shown],
+                         [("'a'", "d1", False), ("'b'", "d1", True)])
+
+    def test_clear_output_is_tolerated(self):
+        kernel = self.own()
+        self.assertEqual(kinds(kernel.run("from IPython.display import clear_output; clear_output(wait=True)")), ["started", "end"])
+        self.assertEqual(kernel.output(), "")
+
+    def test_ipython_displays_travel(self):
+        data = [r["data"] for r in results(self.kernel.run(
+            "from IPython.display import *\ndisplay(HTML('<i>'), Markdown('*m*'), JSON({'a': 1}), SVG('<svg/>'), Latex('$x$'), Javascript('j'))"))]
+        self.assertEqual([sorted(set(d) - {"text/plain"}) for d in data],
+                         [["text/html"], ["text/markdown"], ["application/json"], ["image/svg+xml"], ["text/latex"], ["application/javascript"]])
+
+    def test_magics_work(self):
+        kernel = self.own()
+        for code in ("%timeit -n1 -r1 1", "%time 1", "%%time\nx = 1", "%who", "%env HOME", "%cd /", "%precision 3", "%lsmagic",
+                     "%%capture out\nprint('hidden')", "%matplotlib inline", "%pwd", "files = !ls /", "%%writefile /tmp/cove-run-magic.py\nran = 1", "%run /tmp/cove-run-magic.py", "%load_ext autoreload"):
+            self.assertEqual(outcome(kernel.run(code)), "ok", (code, kernel.output("err")))
+        self.assertEqual(kernel.value("out.stdout"), "'hidden\\n'")
+        self.assertEqual(kernel.value("'usr' in files"), "True")
+
+    def test_an_unknown_magic_is_an_error(self):
+        self.fails("%nosuchmagic", "UsageError")
+
+    def test_variables_reach_commands(self):
+        kernel = self.own()
+        kernel.run("name = 'Ada'\n!echo hi $name {1+1}")
+        self.assertEqual(kernel.output(until="\n"), "hi Ada 2\n")
+
+    def test_question_marks_ask_for_help(self):
+        self.assertEqual(outcome(self.kernel.run("len?")), "ok")
+
+    def test_hooks_run(self):
+        kernel = self.own()
+        kernel.run("ip = get_ipython(); seen = []\nip.events.register('post_run_cell', lambda r: seen.append((r.result, r.success)))\n"
+                   "ip.events.register('pre_run_cell', lambda i: seen.append(i.raw_cell))")
+        kernel.run("7")
+        self.assertEqual(kernel.value("seen[1:3] if seen[0] != '7' else seen[:2]"), "['7', (7, True)]")
+
+    def test_interactivity_all_shows_every_expression(self):
+        kernel = self.own()
+        kernel.run("get_ipython().ast_node_interactivity = 'all'")
+        self.assertEqual([r["data"]["text/plain"] for r in results(kernel.run("1\n2"))], ["1", "2"])
+
+    def test_future_imports_stay(self):
+        kernel = self.own()
+        kernel.run("from __future__ import annotations")
+        self.assertEqual(kernel.value("def f(x: int): pass\nf.__annotations__"), "{'x': 'int'}")
+
+    def test_a_custom_formatter_for_a_simple_type_is_used(self):
+        kernel = self.own()
+        kernel.run("get_ipython().display_formatter.formatters['text/html'].for_type(int, lambda n: '<b>%d</b>' % n)")
+        self.assertEqual(results(kernel.run("5"))[0]["data"], {"text/plain": "5", "text/html": "<b>5</b>"})
+
+    def test_there_is_one_thread(self):
+        kernel = self.own()
+        kernel.run("1/0")
+        self.assertEqual(kernel.value("import os; len(os.listdir('/proc/self/task'))"), "1")
+
+    def test_a_data_frame_has_html(self):
+        data = results(self.kernel.run("import pandas as pd\npd.DataFrame({'a': [1]})"))[0]["data"]
+        self.assertIn("<table", data["text/html"])
+        self.assertIn("a", data["text/plain"])
+
+    def test_open_figures_are_shown_and_closed(self):
+        kernel = self.own()
+        shown = results(kernel.run("import matplotlib.pyplot as plt\nplt.plot([1, 2]); plt.figure(); plt.plot([3])\nNone"))
+        self.assertEqual(len(shown), 2)
+        for result in shown:
+            self.assertEqual(base64.b64decode(result["data"]["image/png"])[:4], b"\x89PNG")
+        self.assertEqual(kernel.value("plt.get_fignums(), plt.get_backend().lower()"), "([], 'agg')")
+        self.assertEqual(len(results(kernel.run("plt.plot([1]); plt.show(); plt.plot([2]); plt.show()"))), 2)
+        self.assertEqual(results(kernel.run("plt.figure(); None")), [])
+        self.assertEqual(len(results(kernel.run("plt.plot([1]); 1/0"))), 1)
+        self.assertEqual(kernel.output("err"), "")
+
+    def test_figure_formats_can_be_chosen(self):
+        kernel = self.own()
+        kernel.run("%matplotlib inline\n%config InlineBackend.figure_formats = ['svg']")
+        shown = results(kernel.run("import matplotlib.pyplot as plt\nplt.plot([1, 2]); None"))
+        self.assertIn("<svg", shown[0]["data"]["image/svg+xml"])
+
+    def test_a_figure_as_value_is_an_image(self):
+        shown = results(self.kernel.run("from matplotlib.figure import Figure\nFigure()"))
+        self.assertIn("image/png", shown[0]["data"])
+
+
+if SHELL == "plain":
+    del WithIPython
+del Claims
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
