@@ -1,0 +1,536 @@
+package agent_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/covehq/cove/internal/agent"
+	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/fault"
+)
+
+func python(t testing.TB) string {
+	t.Helper()
+	for _, p := range []string{"/usr/bin/python3", "python3"} {
+		if found, err := exec.LookPath(p); err == nil {
+			return found
+		}
+	}
+	t.Skip("no python here")
+	return ""
+}
+
+// home is an agent in this process, reached over a channel as a driver would.
+type home struct {
+	*agentapi.Client
+	agent   *agent.Agent
+	channel *net.UnixConn
+	dir     string
+}
+
+func newHome(t testing.TB, boot agentapi.Boot) *home {
+	t.Helper()
+	dir := t.TempDir()
+	if boot.Env == nil {
+		boot.Env = map[string]string{"PATH": os.Getenv("PATH")}
+	}
+	a, err := agent.New(agent.Config{Boot: boot, Home: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, theirs := seqpacket(t)
+	served := make(chan error, 1)
+	go func() { served <- a.ServeChannel(theirs) }()
+	h := &home{agent: a, channel: ours, dir: dir}
+	h.Client = agentapi.NewClient(h.dialer(ours))
+	t.Cleanup(func() {
+		a.Close()
+		ours.Close()
+		<-served
+	})
+	return h
+}
+
+func (h *home) dialer(ch *net.UnixConn) agentapi.Dialer {
+	return func(context.Context) (net.Conn, error) {
+		fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return nil, err
+		}
+		defer syscall.Close(fds[1])
+		if err := agentapi.SendMessage(ch, agentapi.Message{Type: agentapi.MessageConn}, fds[1]); err != nil {
+			syscall.Close(fds[0])
+			return nil, err
+		}
+		return agentapi.DescriptorConn(fds[0])
+	}
+}
+
+func seqpacket(t testing.TB) (*net.UnixConn, *net.UnixConn) {
+	t.Helper()
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := agentapi.Channel(fds[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := agentapi.Channel(fds[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a, b
+}
+
+// fork starts the test kernel outside the agent and hands it over, as a zygote's owner would.
+func (h *home) fork(t *testing.T, name, token string) *exec.Cmd {
+	t.Helper()
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out, errs [2]int
+	for _, p := range []*[2]int{&out, &errs} {
+		if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {
+			t.Fatal(err)
+		}
+	}
+	theirs := []*os.File{os.NewFile(uintptr(pair[1]), "socket"), os.NewFile(uintptr(out[1]), "out"), os.NewFile(uintptr(errs[1]), "err")}
+	pidfd := -1
+	cmd := exec.Command(python(t), "-I", "testdata/kernel.py")
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = theirs[1], theirs[2], theirs[:1]
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range theirs {
+		f.Close()
+	}
+	fds := []int{pair[0], out[0], errs[0], pidfd}
+	adoption := agentapi.Adoption{Name: name, Token: token, PID: cmd.Process.Pid}
+	if err := agentapi.SendMessage(h.channel, agentapi.Message{Type: agentapi.MessageKernel, Kernel: &adoption}, fds...); err != nil {
+		t.Fatal(err)
+	}
+	agentapi.CloseDescriptors(fds)
+	k, err := h.KernelWait(t.Context(), agentapi.KernelParams{Kernel: name})
+	if err != nil || k.State != agentapi.KernelIdle || !k.Warm {
+		t.Fatalf("%+v, %v", k, err)
+	}
+	return cmd
+}
+
+func (h *home) cell(t *testing.T, p agentapi.RunParams) (string, agentapi.End) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	s, err := h.Run(ctx, p)
+	if err != nil {
+		t.Fatalf("run %q: %v", p.Code, err)
+	}
+	return collect(t, s)
+}
+
+func TestAdoptedKernel(t *testing.T) {
+	h := newHome(t, agentapi.Boot{ID: "a"})
+	tell := func(e agentapi.KernelExit) {
+		if err := agentapi.SendMessage(h.channel, agentapi.Message{Type: agentapi.MessageExit, Exit: &e}); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Run("it takes cells", func(t *testing.T) {
+		cmd := h.fork(t, "k", "t1")
+		out, end := h.cell(t, agentapi.RunParams{Kernel: "k", Code: "echo hi"})
+		if out != "hi" || end.Outcome != agentapi.OutcomeOK {
+			t.Errorf("%q %+v", out, end)
+		}
+		t.Run("another of its name takes its place", func(t *testing.T) {
+			next := h.fork(t, "k", "t2")
+			if err := cmd.Wait(); err == nil || !strings.Contains(err.Error(), "killed") {
+				t.Error(err)
+			}
+			defer next.Wait()
+			if out, _ := h.cell(t, agentapi.RunParams{Kernel: "k", Code: "echo again"}); out != "again" {
+				t.Errorf("%q", out)
+			}
+			if err := h.KernelStop(t.Context(), agentapi.KernelParams{Kernel: "k"}); err != nil {
+				t.Error(err)
+			}
+		})
+	})
+	for name, c := range map[string]struct {
+		exit    agentapi.KernelExit
+		outcome agentapi.Outcome
+		message string
+	}{
+		"its exit is told as its parent saw it":     {agentapi.KernelExit{Token: "x", Code: 3}, agentapi.OutcomeKernelDied, "status 3"},
+		"its crash is told as its parent saw it":    {agentapi.KernelExit{Token: "x", Code: -1, Signal: "SIGSEGV"}, agentapi.OutcomeKernelDied, "SIGSEGV"},
+		"lack of memory is told as its parent knew": {agentapi.KernelExit{Token: "x", Code: -1, Signal: "SIGKILL", OOM: true}, agentapi.OutcomeOOM, "out of memory"},
+		"an end that nobody explains is told bare":  {agentapi.KernelExit{Token: "other"}, agentapi.OutcomeKernelDied, "the kernel ended"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := h.fork(t, "d", "x")
+			go func() {
+				cmd.Wait()
+				tell(c.exit)
+			}()
+			_, end := h.cell(t, agentapi.RunParams{Kernel: "d", Code: "exit 3"})
+			if end.Outcome != c.outcome || !end.Lost || !strings.Contains(end.Message, c.message) {
+				t.Errorf("%+v", end)
+			}
+			_, err := h.Run(t.Context(), agentapi.RunParams{Kernel: "d", Code: "echo x"})
+			if !fault.Is(err, fault.Gone) {
+				t.Error(err)
+			}
+		})
+	}
+	t.Run("its death between cells is noticed", func(t *testing.T) {
+		cmd := h.fork(t, "i", "y")
+		cmd.Process.Kill()
+		cmd.Wait()
+		for deadline := time.Now().Add(5 * time.Second); ; {
+			list, err := h.Kernels(t.Context())
+			if err != nil || time.Now().After(deadline) {
+				t.Fatalf("%+v, %v", list, err)
+			}
+			if list[len(list)-1].State == agentapi.KernelDead {
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+}
+
+func TestHostileKernel(t *testing.T) {
+	h := newHome(t, agentapi.Boot{ID: "a", Python: python(t), Kernel: absolute(t, "testdata/kernel.py")})
+	start := func(t *testing.T) {
+		t.Helper()
+		if _, err := h.KernelStart(t.Context(), agentapi.KernelStartParams{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, code := range map[string]string{
+		"one that sends no frame":                "raw ffffffffffffffff",
+		"one that claims a frame of 4 GiB":       "raw 02000000ffffffff",
+		"one that sends a frame of another kind": "raw 0300000000000001ff",
+		"one that sends broken JSON":             "send {",
+		"one that sends an unknown event":        `send {"type":"reboot"}`,
+		"one that ends with an outcome of ours":  `send {"type":"end","end":{"outcome":"oom"}}`,
+		"one that ends without an end":           `send {"type":"end"}`,
+		"one that is ready twice":                `send {"type":"ready"}`,
+		"one that displays without end":          "flood 200000",
+		"one that sends a frame over the limit":  "huge",
+		"one that closes its socket and stays":   "close",
+	} {
+		t.Run(name+" is killed", func(t *testing.T) {
+			start(t)
+			_, end := h.cell(t, agentapi.RunParams{Code: code})
+			if end.Outcome != agentapi.OutcomeKernelDied || !end.Lost || !strings.Contains(end.Message, "was killed") {
+				t.Errorf("%+v", end)
+			}
+		})
+	}
+	t.Run("one that floods between cells is killed", func(t *testing.T) {
+		start(t)
+		h.cell(t, agentapi.RunParams{Code: "after 2000"})
+		for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+			list, err := h.Kernels(t.Context())
+			if err != nil || time.Now().After(deadline) {
+				t.Fatalf("%+v, %v", list, err)
+			}
+			if list[0].State == agentapi.KernelDead {
+				break
+			}
+		}
+	})
+	t.Run("output between cells is kept up to a limit", func(t *testing.T) {
+		start(t)
+		h.cell(t, agentapi.RunParams{Code: "late 1000"})
+		time.Sleep(300 * time.Millisecond)
+		if out, _ := h.cell(t, agentapi.RunParams{Code: "echo x"}); len(out) != 1001 {
+			t.Errorf("%d bytes", len(out))
+		}
+		h.cell(t, agentapi.RunParams{Code: "late 1000000"})
+		time.Sleep(300 * time.Millisecond)
+		if out, _ := h.cell(t, agentapi.RunParams{Code: "echo x"}); len(out) > 65<<10 || !strings.HasSuffix(out, "x") {
+			t.Errorf("%d bytes", len(out))
+		}
+	})
+	t.Run("a kernel that lives is not started twice", func(t *testing.T) {
+		if _, err := h.KernelStart(t.Context(), agentapi.KernelStartParams{}); !fault.Is(err, fault.Conflict) {
+			t.Error(err)
+		}
+	})
+}
+
+func absolute(t testing.TB, p string) string {
+	t.Helper()
+	abs, err := filepath.Abs(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return abs
+}
+
+func TestKernelThatCannotStart(t *testing.T) {
+	h := newHome(t, agentapi.Boot{ID: "a", Python: python(t), Kernel: "/no/such/kernel.py"})
+	if _, err := h.KernelStart(t.Context(), agentapi.KernelStartParams{}); err != nil {
+		t.Fatal(err)
+	}
+	k, err := h.KernelWait(t.Context(), agentapi.KernelParams{})
+	if err != nil || k.State != agentapi.KernelDead || !strings.Contains(k.Message, "status 2") {
+		t.Errorf("%+v, %v", k, err)
+	}
+	if _, err := newHome(t, agentapi.Boot{}).KernelStart(t.Context(), agentapi.KernelStartParams{}); !fault.Is(err, fault.Unsupported) {
+		t.Error(err)
+	}
+}
+
+func TestFurtherChannelOnlyBringsConnections(t *testing.T) {
+	h := newHome(t, agentapi.Boot{ID: "a"})
+	ours, theirs := seqpacket(t)
+	raw, err := theirs.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw.Control(func(fd uintptr) {
+		err = agentapi.SendMessage(h.channel, agentapi.Message{Type: agentapi.MessageChannel}, int(fd))
+	})
+	theirs.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := agentapi.NewClient(h.dialer(ours))
+	if _, err := c.Hello(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before := fds(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	four := []int{int(r.Fd()), int(r.Fd()), int(r.Fd()), int(r.Fd())}
+	if err := agentapi.SendMessage(ours, agentapi.Message{Type: agentapi.MessageKernel, Kernel: &agentapi.Adoption{Name: "x"}}, four...); err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	w.Close()
+	if list, err := c.Kernels(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("%+v, %v", list, err)
+	}
+	if n := fds(t); n > before {
+		t.Errorf("%d descriptors became %d", before, n)
+	}
+	ours.Close()
+	if _, err := h.Hello(t.Context()); err != nil {
+		t.Errorf("the agent went with a further channel: %v", err)
+	}
+}
+
+func fds(t testing.TB) int {
+	t.Helper()
+	list, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(list)
+}
+
+func TestUnknownOperationIsUnsupported(t *testing.T) {
+	h := newHome(t, agentapi.Boot{ID: "a"})
+	conn, err := h.dialer(h.channel)(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	agentapi.WriteJSON(conn, agentapi.FrameRequest, agentapi.Request{Op: "reboot"})
+	f, err := agentapi.NewReader(conn).Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var end agentapi.End
+	if err := json.Unmarshal(f.Payload, &end); err != nil || f.Kind != agentapi.FrameEnd || end.Fault == nil || end.Fault.Kind != fault.Unsupported {
+		t.Errorf("%d %s", f.Kind, f.Payload)
+	}
+}
+
+func TestNothingIsLeftBehind(t *testing.T) {
+	h := newHome(t, agentapi.Boot{ID: "a", Python: python(t), Kernel: absolute(t, "testdata/kernel.py")})
+	ctx := t.Context()
+	cycle := func() {
+		output(t, h.Client, sh("echo hi; exit 3"))
+		p := sh("sleep 100")
+		p.TimeoutMS = 5
+		output(t, h.Client, p)
+		p = sh("cat")
+		p.PTY = &agentapi.PTYSize{}
+		s, err := h.Exec(ctx, p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+		h.Exec(ctx, agentapi.ExecParams{Argv: []string{"no-such-command"}, Stdin: true})
+		h.Write(ctx, agentapi.WriteParams{Path: "f"}, strings.NewReader("x"))
+		if _, r, err := h.Read(ctx, agentapi.ReadParams{Path: "f"}); err == nil {
+			r.Close()
+		}
+		h.List(ctx, agentapi.ListParams{Path: ".", Depth: 3})
+		h.Write(ctx, agentapi.WriteParams{Path: "f/no"}, strings.NewReader("x"))
+		if w, err := h.Watch(ctx, agentapi.WatchParams{Path: ".", Recursive: true}); err == nil {
+			w.Close()
+		}
+		h.DialPort(ctx, agentapi.DialParams{Port: 1})
+		if _, err := h.KernelStart(ctx, agentapi.KernelStartParams{Kernel: "k"}); err != nil {
+			t.Fatal(err)
+		}
+		h.cell(t, agentapi.RunParams{Kernel: "k", Code: "echo x"})
+		if err := h.KernelStop(ctx, agentapi.KernelParams{Kernel: "k"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	settle := func() (int, int) {
+		for deadline := time.Now().Add(3 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+			if list, _ := h.Processes(ctx); len(list) == 0 {
+				break
+			}
+		}
+		time.Sleep(300 * time.Millisecond)
+		return runtime.NumGoroutine(), fds(t)
+	}
+	cycle()
+	g0, f0 := settle()
+	for range 10 {
+		cycle()
+	}
+	for deadline := time.Now().Add(5 * time.Second); ; {
+		g, f := settle()
+		if g <= g0 && f <= f0 {
+			break
+		}
+		if time.Now().After(deadline) {
+			buf := make([]byte, 1<<20)
+			t.Fatalf("%d goroutines became %d, %d descriptors %d\n%s", g0, g, f0, f, buf[:runtime.Stack(buf, true)])
+		}
+	}
+}
+
+func TestParseSudo(t *testing.T) {
+	for line, want := range map[string]string{
+		"apt install x":             "[apt install x]  map[]",
+		"-n -H id":                  "[id]  map[]",
+		"-nE id -u":                 "[id -u]  map[] keep",
+		"-u bob id":                 "[id] bob map[]",
+		"-ubob id":                  "[id] bob map[]",
+		"--user=bob id":             "[id] bob map[]",
+		"A=1 B=2 id C=3":            "[id C=3]  map[A:1 B:2]",
+		"-- -x":                     "[-x]  map[]",
+		"-i":                        "[]  map[] login shell",
+		"-s echo hi":                "[echo hi]  map[] shell",
+		"-v":                        "[]  map[] quiet",
+		"-k":                        "[]  map[] quiet",
+		"--preserve-env=A,B id":     "[id]  map[] [A B]",
+		"-p prompt -S id":           "[id]  map[]",
+		"./a=b/c x":                 "[./a=b/c x]  map[]",
+		"--non-interactive --shell": "[]  map[] shell",
+		"-u":                        "error",
+		"-Z id":                     "error",
+		"--frobnicate id":           "error",
+		"":                          "error",
+		"DEBIAN_FRONTEND=noninteractive apt-get -y install x": "[apt-get -y install x]  map[DEBIAN_FRONTEND:noninteractive]",
+	} {
+		got := "error"
+		if c, err := agent.ParseSudo(strings.Fields(line)); err == nil {
+			got = fmt.Sprint(c.Argv, " ", c.User, " ", c.Env)
+			for word, on := range map[string]bool{" keep": c.KeepEnv, " quiet": c.Quiet} {
+				if on {
+					got += word
+				}
+			}
+			if c.Login {
+				got += " login"
+			}
+			if c.Shell {
+				got += " shell"
+			}
+			if c.KeepVars != nil {
+				got += fmt.Sprint(" ", c.KeepVars)
+			}
+		}
+		if got != want {
+			t.Errorf("sudo %s: %q, want %q", line, got, want)
+		}
+	}
+}
+
+func FuzzKernelEvent(f *testing.F) {
+	f.Add(uint8(2), []byte(`{"type":"ready","pid":3,"message":"ipython 9"}`))
+	f.Add(uint8(2), []byte(`{"type":"result","result":{"data":{"text/plain":"\"2\""},"main":true}}`))
+	f.Add(uint8(2), []byte(`{"type":"error","error":{"name":"E","value":"v","traceback":["a"]}}`))
+	f.Add(uint8(2), []byte(`{"type":"end","end":{"outcome":"ok","value":{},"fault":{"kind":"gone"}}}`))
+	f.Add(uint8(3), []byte(`x`))
+	f.Fuzz(func(t *testing.T, kind uint8, payload []byte) {
+		e, err := agent.DecodeKernelEvent(agentapi.Frame{Kind: agentapi.FrameKind(kind), Payload: payload})
+		if err != nil {
+			return
+		}
+		if _, err := json.Marshal(e); err != nil {
+			t.Fatalf("an event that cannot be passed on: %v", err)
+		}
+		if e.Data != nil || e.ID != "" || e.File != nil || e.Entry != nil {
+			t.Fatalf("a kernel says what only the agent may: %+v", e)
+		}
+		if e.Type == agentapi.EventEnd && (e.End.Fault != nil || e.End.Value != nil || e.End.Lost || e.End.Signal != "") {
+			t.Fatalf("a kernel says what only the agent may: %+v", e.End)
+		}
+	})
+}
+
+func BenchmarkExec(b *testing.B) {
+	h := newHome(b, agentapi.Boot{ID: "a"})
+	for b.Loop() {
+		s, err := h.Exec(b.Context(), agentapi.ExecParams{Argv: []string{"true"}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for range s.Events() {
+		}
+	}
+}
+
+func BenchmarkOutput(b *testing.B) {
+	h := newHome(b, agentapi.Boot{ID: "a"})
+	b.SetBytes(64 << 20)
+	for b.Loop() {
+		s, err := h.Exec(b.Context(), agentapi.ExecParams{Argv: []string{"head", "-c", "64M", "/dev/zero"}})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for range s.Events() {
+		}
+	}
+}
+
+func BenchmarkCell(b *testing.B) {
+	h := newHome(b, agentapi.Boot{ID: "a", Python: python(b), Kernel: absolute(b, "testdata/kernel.py")})
+	if _, err := h.KernelStart(b.Context(), agentapi.KernelStartParams{}); err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		s, err := h.Run(b.Context(), agentapi.RunParams{Code: "echo x"})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for range s.Events() {
+		}
+	}
+}

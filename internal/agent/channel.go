@@ -1,0 +1,77 @@
+package agent
+
+import (
+	"errors"
+	"io"
+	"net"
+
+	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/fault"
+)
+
+// ServeChannel serves the first channel, which belongs to whoever made the sandbox, until it closes.
+func (a *Agent) ServeChannel(ch *net.UnixConn) error { return a.serveChannel(ch, true) }
+
+func (a *Agent) serveChannel(ch *net.UnixConn, first bool) error {
+	a.mu.Lock()
+	if a.closed {
+		a.mu.Unlock()
+		ch.Close()
+		return fault.New(fault.Unavailable, "the sandbox is ending")
+	}
+	a.channels[ch] = struct{}{}
+	a.mu.Unlock()
+	defer func() {
+		ch.Close()
+		a.mu.Lock()
+		delete(a.channels, ch)
+		a.mu.Unlock()
+	}()
+	for {
+		m, fds, err := agentapi.ReceiveMessage(ch)
+		var protocol *agentapi.ProtocolError
+		switch {
+		case err == nil:
+			a.message(m, fds, first)
+		case err == io.EOF:
+			return nil
+		case errors.As(err, &protocol) && first:
+			// A defect of the maker's, not a reason to end the sandbox: the message is dropped.
+		default:
+			return err
+		}
+	}
+}
+
+// message acts on one message. A further channel may only bring connections.
+func (a *Agent) message(m agentapi.Message, fds []int, first bool) {
+	if !first && m.Type != agentapi.MessageConn {
+		agentapi.CloseDescriptors(fds)
+		return
+	}
+	switch m.Type {
+	case agentapi.MessageConn:
+		conn, err := agentapi.DescriptorConn(fds[0])
+		if err != nil {
+			return
+		}
+		if !a.spawn(func() { a.HandleConn(conn) }) {
+			conn.Close()
+		}
+	case agentapi.MessageChannel:
+		ch, err := agentapi.Channel(fds[0])
+		if err != nil {
+			return
+		}
+		if !a.spawn(func() { a.serveChannel(ch, false) }) {
+			ch.Close()
+		}
+	case agentapi.MessageKernel:
+		// Whoever sent it asks by OpKernelWait what became of it.
+		a.Adopt(*m.Kernel, fds)
+	case agentapi.MessageExit:
+		a.Exited(*m.Exit)
+	case agentapi.MessageBoot:
+		// Only the first message is a boot, and Main has taken it.
+	}
+}

@@ -1,0 +1,557 @@
+package agent
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/fault"
+)
+
+const (
+	// interruptGrace is how long an interrupted cell may take to end before its kernel is killed.
+	interruptGrace = 2 * time.Second
+	// exitGrace is how long we wait to hear why a kernel ended before saying only that it did.
+	exitGrace = 100 * time.Millisecond
+	// maxPending is how much output between two cells waits for the next one.
+	maxPending = 64 << 10
+	// maxQueue is how many runs wait for one kernel.
+	maxQueue = 256
+)
+
+// kernelExit is how a kernel's process ended, as its parent saw it.
+type kernelExit struct {
+	code   int
+	signal string
+	oom    bool
+}
+
+// kernel is one interpreter. It runs the user's code in its own process, so its words are checked and it is never
+// waited for without a way out.
+type kernel struct {
+	a     *Agent
+	token string
+	warm  bool
+	conn  net.Conn
+	pipes [2]*os.File // stdout, stderr
+	fds   [2]int      // their descriptors, for reads that do not wait
+	pidfd *os.File
+	pfd   int
+	tree  tree
+	exits chan kernelExit // its end, at most one
+	ready chan struct{}   // closed when it takes cells, or has died
+	done  chan struct{}   // closed when it is dead and everything of it is let go
+
+	current atomic.Pointer[run] // changed under mu
+
+	// out orders what goes to a run's client and is held while writing; it guards the pending output and the pipes'
+	// descriptors. Before it reads a pipe, a pump waits on began until the current run has.
+	out     sync.Mutex
+	began   *sync.Cond
+	pending []pendingOutput
+	waiting int // bytes in pending
+	shut    bool
+
+	mu      sync.Mutex
+	info    agentapi.Kernel
+	queue   []*run
+	stray   int
+	killed  string // why we killed it
+	isReady bool
+}
+
+// newKernel takes over the descriptors, also when it fails.
+func (a *Agent) newKernel(name string, socket, stdout, stderr, pidfd int) (*kernel, error) {
+	conn, err := agentapi.DescriptorConn(socket)
+	if err != nil {
+		agentapi.CloseDescriptors([]int{stdout, stderr, pidfd})
+		return nil, fault.Wrap(fault.Internal, err, "kernel %s: its socket cannot be used", name)
+	}
+	k := &kernel{
+		a: a, conn: conn, fds: [2]int{stdout, stderr}, pfd: pidfd,
+		exits: make(chan kernelExit, 1), ready: make(chan struct{}), done: make(chan struct{}),
+		info: agentapi.Kernel{Name: name, Language: "python", State: agentapi.KernelStarting},
+	}
+	k.began = sync.NewCond(&k.out)
+	for i, fd := range k.fds {
+		syscall.SetNonblock(fd, true)
+		k.pipes[i] = os.NewFile(uintptr(fd), "kernel output")
+	}
+	syscall.SetNonblock(pidfd, true)
+	k.pidfd = os.NewFile(uintptr(pidfd), "kernel pidfd")
+	return k, nil
+}
+
+// register puts a kernel into the table and starts listening to it. A living one of that name is a conflict for a
+// kernel that we start, and killed for one that was adopted; its end is not waited for, because its exit may be the
+// next message on the channel that brought the new one.
+func (a *Agent) register(k *kernel) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	old, ok := a.kernels[k.info.Name]
+	living := ok && !old.dead()
+	if living && !k.warm {
+		return fault.New(fault.Conflict, "the kernel %q is alive", k.info.Name)
+	}
+	if a.closed {
+		return fault.New(fault.Unavailable, "the sandbox is ending")
+	}
+	if living {
+		a.wg.Go(func() { old.kill("another kernel took its place") })
+	}
+	a.kernels[k.info.Name] = k
+	if k.token != "" {
+		a.tokens[k.token] = k
+	}
+	a.wg.Go(k.listen)
+	a.wg.Go(func() { k.pump(0, agentapi.FrameStdout) })
+	a.wg.Go(func() { k.pump(1, agentapi.FrameStderr) })
+	a.wg.Go(k.watchExit)
+	return nil
+}
+
+// Adopt takes a kernel that was forked outside the sandbox; descriptors are in the order of KernelDescriptors and are
+// taken over. A living kernel of that name is killed first.
+func (a *Agent) Adopt(ad agentapi.Adoption, fds []int) error {
+	if len(fds) != agentapi.KernelDescriptors {
+		agentapi.CloseDescriptors(fds)
+		return fault.New(fault.Invalid, "a kernel comes with %d descriptors", agentapi.KernelDescriptors)
+	}
+	pid := pidOf(fds[3])
+	k, err := a.newKernel(ad.Name, fds[0], fds[1], fds[2], fds[3])
+	if err != nil {
+		return err
+	}
+	k.token, k.warm = ad.Token, true
+	k.info.PID, k.info.Warm, k.info.Cwd = ad.PID, true, a.cfg.Boot.Workdir
+	k.tree = tree{self: a.pid(), root: func() int {
+		if k.ended() {
+			return 0
+		}
+		return pid
+	}}
+	if err := a.register(k); err != nil {
+		k.killProcess()
+		k.letGo()
+		return err
+	}
+	return nil
+}
+
+// Exited tells how an adopted kernel ended.
+func (a *Agent) Exited(e agentapi.KernelExit) {
+	a.mu.Lock()
+	k := a.tokens[e.Token]
+	delete(a.tokens, e.Token)
+	a.mu.Unlock()
+	if k != nil {
+		k.exits <- kernelExit{code: e.Code, signal: e.Signal, oom: e.OOM}
+	}
+}
+
+// pidOf is the number, here, of the process that a pidfd names; zero when it has none.
+func pidOf(pidfd int) int {
+	raw, err := os.ReadFile("/proc/self/fdinfo/" + itoa(pidfd))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(raw)) {
+		var pid int
+		if n, _ := fmt.Sscanf(line, "Pid: %d", &pid); n == 1 && pid > 1 {
+			return pid
+		}
+	}
+	return 0
+}
+
+func (a *Agent) kernelStart(params agentapi.KernelStartParams) (agentapi.Kernel, error) {
+	if params.Kernel == "" {
+		params.Kernel = agentapi.DefaultKernel
+	}
+	if params.Language != "" && params.Language != "python" {
+		return agentapi.Kernel{}, fault.New(fault.Unsupported, "no kernel for the language %q; this sandbox has python", params.Language)
+	}
+	if a.cfg.Boot.Kernel == "" {
+		return agentapi.Kernel{}, fault.New(fault.Unsupported, "this sandbox has no python kernel")
+	}
+	u, err := a.user(params.User)
+	if err != nil {
+		return agentapi.Kernel{}, err
+	}
+	k, err := a.execKernel(params, u)
+	if err != nil {
+		return agentapi.Kernel{}, err
+	}
+	return k.describe(), nil
+}
+
+// ends are the two sides of what joins a kernel to the agent.
+type ends struct {
+	ours   []int // socket, stdout, stderr
+	theirs []int // stdin, stdout, stderr, socket: the order of their numbers in the kernel
+}
+
+func openEnds() (e ends, err error) {
+	defer func() {
+		if err != nil {
+			agentapi.CloseDescriptors(append(e.ours, e.theirs...))
+		}
+	}()
+	null, err := syscall.Open("/dev/null", syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return e, err
+	}
+	e.theirs = append(e.theirs, null)
+	var pipes []int
+	for range 2 {
+		var pipe [2]int
+		if err := syscall.Pipe2(pipe[:], syscall.O_CLOEXEC); err != nil {
+			e.ours = pipes
+			return e, err
+		}
+		pipes, e.theirs = append(pipes, pipe[0]), append(e.theirs, pipe[1])
+	}
+	e.ours = pipes
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return e, err
+	}
+	e.ours, e.theirs = append([]int{pair[0]}, pipes...), append(e.theirs, pair[1])
+	return e, nil
+}
+
+// execKernel starts the sandbox's own python with the kernel's program.
+func (a *Agent) execKernel(params agentapi.KernelStartParams, u user) (*kernel, error) {
+	if old, err := a.kernel(params.Kernel); err == nil && !old.dead() {
+		return nil, fault.New(fault.Conflict, "the kernel %q is alive", params.Kernel)
+	}
+	e, err := openEnds()
+	if err != nil {
+		return nil, explain(err, "kernel descriptors")
+	}
+	defer agentapi.CloseDescriptors(e.theirs)
+	c := command{argv: []string{"python3", "-I", a.cfg.Boot.Kernel}, cwd: params.Cwd, user: u, tag: newID("k"), pidfd: new(int)}
+	if a.cfg.Boot.Python != "" {
+		c.argv[0] = a.cfg.Boot.Python
+	}
+	for _, fd := range e.theirs {
+		c.files = append(c.files, uintptr(fd))
+	}
+	exits := make(chan kernelExit, 1)
+	pid, err := a.start(c, func(x exit) { exits <- kernelExitOf(x) })
+	if err != nil {
+		agentapi.CloseDescriptors(e.ours)
+		return nil, err
+	}
+	k, err := a.newKernel(params.Kernel, e.ours[0], e.ours[1], e.ours[2], *c.pidfd)
+	if err != nil {
+		a.reaper.signal(pid, syscall.SIGKILL)
+		return nil, err
+	}
+	k.exits, k.info.PID, k.info.Cwd = exits, pid, params.Cwd
+	if k.info.Cwd == "" {
+		k.info.Cwd = a.workdir(u)
+	}
+	k.tree = tree{tag: c.tag, self: a.pid(), root: func() int {
+		if a.reaper.alive(pid) {
+			return pid
+		}
+		return 0
+	}}
+	if err := a.register(k); err != nil {
+		k.killProcess()
+		k.letGo()
+		return nil, err
+	}
+	return k, nil
+}
+
+func kernelExitOf(e exit) kernelExit {
+	if e.status.Signaled() {
+		return kernelExit{code: -1, signal: signalName(e.status.Signal())}
+	}
+	return kernelExit{code: e.status.ExitStatus()}
+}
+
+func (a *Agent) kernel(name string) (*kernel, error) {
+	if name == "" {
+		name = agentapi.DefaultKernel
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	k, ok := a.kernels[name]
+	if !ok {
+		return nil, fault.New(fault.Gone, "there is no kernel %q", name)
+	}
+	return k, nil
+}
+
+func (a *Agent) listKernels(none) ([]agentapi.Kernel, error) {
+	a.mu.Lock()
+	kernels := make([]*kernel, 0, len(a.kernels))
+	for _, k := range a.kernels {
+		kernels = append(kernels, k)
+	}
+	a.mu.Unlock()
+	list := []agentapi.Kernel{}
+	for _, k := range kernels {
+		list = append(list, k.describe())
+	}
+	slices.SortFunc(list, func(x, y agentapi.Kernel) int { return strings.Compare(x.Name, y.Name) })
+	return list, nil
+}
+
+func (a *Agent) kernelWait(l *link, params agentapi.KernelParams) error {
+	k, err := a.kernel(params.Kernel)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-k.ready:
+	case <-l.left(a):
+		return nil
+	}
+	return l.answer(k.describe())
+}
+
+func (a *Agent) kernelStop(params agentapi.KernelParams) (none, error) {
+	k, err := a.kernel(params.Kernel)
+	if err != nil {
+		return none{}, err
+	}
+	k.kill("it was stopped")
+	<-k.done
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.kernels[k.info.Name] == k {
+		delete(a.kernels, k.info.Name)
+	}
+	return none{}, nil
+}
+
+func (a *Agent) interrupt(params agentapi.KernelParams) (none, error) {
+	k, err := a.kernel(params.Kernel)
+	if err != nil {
+		return none{}, err
+	}
+	k.interruptRun(k.current.Load())
+	return none{}, nil
+}
+
+func (k *kernel) describe() agentapi.Kernel {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.info
+}
+
+func (k *kernel) dead() bool {
+	select {
+	case <-k.done:
+		return true
+	default:
+		return k.describe().State == agentapi.KernelDead
+	}
+}
+
+// kill ends the kernel with what it started; listen tells the rest.
+func (k *kernel) kill(why string) {
+	k.mu.Lock()
+	if k.killed == "" {
+		k.killed = why
+	}
+	dead := k.info.State == agentapi.KernelDead
+	k.mu.Unlock()
+	if dead {
+		return
+	}
+	if r := k.current.Load(); r != nil {
+		// A client that does not read must not hold up the end of its kernel.
+		r.link.conn.SetWriteDeadline(time.Now().Add(interruptGrace))
+	}
+	k.killProcess()
+	k.conn.SetReadDeadline(time.Now().Add(exitGrace))
+}
+
+func (k *kernel) killProcess() {
+	k.tree.kill()
+	raw, err := k.pidfd.SyscallConn()
+	if err == nil {
+		raw.Control(func(fd uintptr) { pidfdSignal(int(fd), syscall.SIGKILL, 0) })
+	}
+}
+
+// ended reports whether the kernel's process is no more.
+func (k *kernel) ended() (over bool) {
+	raw, err := k.pidfd.SyscallConn()
+	if err != nil {
+		return true
+	}
+	if raw.Control(func(fd uintptr) { over = readable(int(fd)) }) != nil {
+		return true
+	}
+	return over
+}
+
+// readable reports whether a descriptor has something to tell now; a pidfd has when its process ended.
+func readable(fd int) bool {
+	fds := []pollfd{{fd: int32(fd), events: pollIn}}
+	var now syscall.Timespec
+	n, err := poll(fds, &now)
+	return err != nil || n > 0
+}
+
+// watchExit notices the end of a kernel whose children hold its socket open.
+func (k *kernel) watchExit() {
+	raw, err := k.pidfd.SyscallConn()
+	if err != nil {
+		return
+	}
+	if raw.Read(func(fd uintptr) bool { return readable(int(fd)) }) == nil {
+		k.conn.SetReadDeadline(time.Now().Add(exitGrace))
+	}
+}
+
+// listen hears the kernel until it dies or breaks the protocol.
+func (k *kernel) listen() {
+	in := bufio.NewReaderSize(k.conn, 4<<10)
+	frames := agentapi.NewReader(in)
+	for {
+		f, err := frames.Read()
+		if err == nil {
+			var e agentapi.Event
+			if e, err = DecodeKernelEvent(f); err == nil {
+				err = k.hear(e, len(f.Payload))
+			}
+			if len(f.Payload) > agentapi.ChunkSize {
+				frames = agentapi.NewReader(in) // a large result's buffer is not kept
+			}
+		}
+		if err != nil {
+			k.die(err)
+			return
+		}
+	}
+}
+
+func (k *kernel) becomeReady(e agentapi.Event) error {
+	k.mu.Lock()
+	if k.isReady {
+		k.mu.Unlock()
+		return &agentapi.ProtocolError{Reason: "the kernel said twice that it is ready"}
+	}
+	k.isReady = true
+	k.info.State = agentapi.KernelIdle
+	k.info.IPython = strings.HasPrefix(e.Message, "ipython")
+	close(k.ready)
+	next := k.next()
+	k.mu.Unlock()
+	k.send(next)
+	return nil
+}
+
+// die says why a kernel ended, to its run and to those who wait, and lets go of it.
+func (k *kernel) die(why error) {
+	exit, known := k.awaitExit(why)
+	outcome, message := k.obituary(why, exit, known)
+
+	k.mu.Lock()
+	k.info.State, k.info.Message = agentapi.KernelDead, message
+	queue := k.queue
+	k.queue = nil
+	r := k.current.Load()
+	late := r != nil && r.cause == agentapi.OutcomeTimeout
+	if !k.isReady {
+		close(k.ready)
+	}
+	k.mu.Unlock()
+
+	if r != nil {
+		end := agentapi.End{Outcome: outcome, Lost: true, Message: message + "; variables are lost, the next run starts a fresh kernel", Signal: exit.signal, ExitCode: exit.code}
+		if late {
+			end.Outcome = agentapi.OutcomeTimeout
+			end.Message = fmt.Sprintf("the time limit of %s passed and the cell did not stop when interrupted, so its kernel was killed; variables are lost, the next run starts a fresh kernel", time.Duration(r.params.TimeoutMS)*time.Millisecond)
+		}
+		if !r.started.Load() {
+			end = refusal(fault.New(fault.Gone, "the kernel ended before the cell began: %s", message))
+		}
+		k.finish(r, end)
+	}
+	for _, waiting := range queue {
+		waiting.link.refuse(fault.New(fault.Gone, "the kernel ended before the cell began: %s", message))
+	}
+	k.letGo()
+	k.a.mu.Lock()
+	delete(k.a.tokens, k.token)
+	k.a.mu.Unlock()
+	close(k.done)
+}
+
+// awaitExit hears how the process ended. One that broke the protocol, or closed its socket and lives on, is killed.
+func (k *kernel) awaitExit(why error) (exit kernelExit, known bool) {
+	var protocol *agentapi.ProtocolError
+	if errors.As(why, &protocol) {
+		k.killProcess()
+	}
+	for range 2 {
+		select {
+		case exit = <-k.exits:
+			return exit, true
+		case <-time.After(exitGrace):
+		}
+		if k.ended() {
+			return exit, false
+		}
+		k.mu.Lock()
+		if k.killed == "" {
+			k.killed = "it closed its connection to the agent"
+		}
+		k.mu.Unlock()
+		k.killProcess()
+	}
+	return exit, false
+}
+
+// obituary is one sentence about a kernel's end.
+func (k *kernel) obituary(why error, exit kernelExit, known bool) (agentapi.Outcome, string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var protocol *agentapi.ProtocolError
+	switch {
+	case errors.As(why, &protocol):
+		return agentapi.OutcomeKernelDied, "the kernel was killed because it broke its protocol (" + protocol.Reason + ")"
+	case known && exit.oom:
+		return agentapi.OutcomeOOM, "the kernel was killed because the sandbox ran out of memory"
+	case k.killed != "":
+		return agentapi.OutcomeKernelDied, "the kernel was killed: " + k.killed
+	case known && exit.signal == "SIGKILL":
+		return agentapi.OutcomeKernelDied, "the kernel was killed by SIGKILL (lack of memory is the usual reason)"
+	case known && exit.signal != "":
+		return agentapi.OutcomeKernelDied, "the kernel crashed with " + exit.signal
+	case known:
+		return agentapi.OutcomeKernelDied, fmt.Sprintf("the kernel exited with status %d (exit() was called?)", exit.code)
+	default:
+		return agentapi.OutcomeKernelDied, "the kernel ended"
+	}
+}
+
+// letGo closes what the agent holds of a kernel. Closing waits for readers, and they wait for out.
+func (k *kernel) letGo() {
+	k.out.Lock()
+	k.shut = true
+	k.began.Broadcast()
+	k.out.Unlock()
+	k.conn.Close()
+	for _, f := range k.pipes {
+		f.Close()
+	}
+	k.pidfd.Close()
+}

@@ -1,0 +1,578 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/fault"
+)
+
+const (
+	// drainSilence is how long the output of an ended process may be silent before we stop listening: a child that it
+	// left behind may hold the pipe open for ever.
+	drainSilence = 200 * time.Millisecond
+	// drainLimit bounds listening to a child that never falls silent.
+	drainLimit = 2 * time.Second
+	// drainBytes is more than a pipe can hold by default limits: what was written before the end is read to its last byte.
+	drainBytes = 1 << 20
+)
+
+// process is one command and those who listen to it.
+type process struct {
+	a          *Agent
+	info       agentapi.Process
+	disconnect agentapi.Disconnect
+	timeout    time.Duration
+	started    time.Time
+	tree       tree
+	input      *input
+	pty        *os.File
+	outputs    []*os.File
+	done       chan struct{} // closed when its end has been told
+
+	out sync.Mutex // held while a chunk goes to the listeners, so that they see one order
+
+	mu      sync.Mutex
+	sinks   []*link
+	owner   *link
+	parts   int // outputs not yet drained, the exit not yet known, kills under way: at zero the end is told
+	exit    exit
+	exited  bool
+	asked   uint64           // signals that a client sent, as bits
+	cause   agentapi.Outcome // why we ended it, when we did
+	message string
+	timer   *time.Timer
+}
+
+func (a *Agent) exec(l *link, params agentapi.ExecParams) error {
+	p, err := a.startProcess(l, params)
+	if err != nil {
+		return err
+	}
+	p.follow(l)
+	return nil
+}
+
+func (a *Agent) startProcess(l *link, params agentapi.ExecParams) (*process, error) {
+	if params.TimeoutMS < 0 {
+		return nil, fault.New(fault.Invalid, "a timeout cannot be negative")
+	}
+	u, err := a.user(params.User)
+	if err != nil {
+		return nil, err
+	}
+	p := &process{
+		a: a, disconnect: params.Disconnect, timeout: time.Duration(params.TimeoutMS) * time.Millisecond,
+		started: time.Now(), owner: l, sinks: []*link{l}, done: make(chan struct{}),
+		info: agentapi.Process{ID: newID("p"), Argv: params.Argv, Cwd: params.Cwd, User: u.name, Tag: params.Tag, Env: params.Env, PTY: params.PTY != nil},
+	}
+	c := command{
+		argv: params.Argv, env: params.Env, clean: params.CleanEnv, cwd: params.Cwd, user: u, tag: p.info.ID,
+		limits: params.Limits,
+	}
+	if p.info.Cwd == "" {
+		p.info.Cwd = a.workdir(u)
+	}
+	if err := p.launch(c, params); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// launch opens the process's descriptors, starts it and puts it into the table; the started event goes out before any
+// output can.
+func (p *process) launch(c command, params agentapi.ExecParams) error {
+	var theirs []int
+	defer func() { agentapi.CloseDescriptors(theirs) }()
+	undo := func() {
+		for _, f := range p.outputs {
+			f.Close()
+		}
+		p.input.close()
+	}
+	if params.PTY != nil {
+		master, slave, err := openPTY(*params.PTY, c.user)
+		if err != nil {
+			return err
+		}
+		theirs = []int{slave, slave, slave}
+		defer func() { theirs = theirs[:1] }()
+		p.pty, p.outputs, p.input, c.tty = master, []*os.File{master}, newInput(master, true), true
+		if _, ok := params.Env["TERM"]; !ok {
+			c.env = withTerm(params.Env)
+		}
+	} else if err := p.openPipes(params.Stdin, &theirs); err != nil {
+		undo()
+		return explain(err, "pipe")
+	}
+	for _, fd := range theirs {
+		c.files = append(c.files, uintptr(fd))
+	}
+
+	p.parts = len(p.outputs) + 1
+	p.out.Lock() // no output before started
+	defer p.out.Unlock()
+	p.mu.Lock() // no end before the table knows it
+	pid, err := p.a.start(c, p.onExit)
+	if err != nil {
+		p.mu.Unlock()
+		undo()
+		return err
+	}
+	p.info.PID = pid
+	p.tree = tree{tag: p.info.ID, self: p.a.pid(), root: func() int {
+		if p.a.reaper.alive(pid) {
+			return pid
+		}
+		return 0
+	}}
+	p.a.mu.Lock()
+	p.a.processes[p.info.ID] = p
+	closing := p.a.closed
+	p.a.mu.Unlock()
+	if p.timeout > 0 {
+		p.timer = time.AfterFunc(p.timeout, p.expire)
+	}
+	sinks := p.sinks
+	p.mu.Unlock()
+	for _, s := range sinks {
+		s.event(agentapi.Event{Type: agentapi.EventStarted, PID: pid, ID: p.info.ID})
+	}
+	for i, f := range p.outputs {
+		kind := agentapi.FrameStdout
+		if i == 1 {
+			kind = agentapi.FrameStderr
+		}
+		p.a.wg.Go(func() { p.pump(f, kind) })
+	}
+	if closing {
+		p.a.wg.Go(func() { p.kill(agentapi.OutcomeInterrupted, "the sandbox is ending") })
+	}
+	return nil
+}
+
+func withTerm(env map[string]string) map[string]string {
+	with := map[string]string{"TERM": "xterm-256color"}
+	for k, v := range env {
+		with[k] = v
+	}
+	return with
+}
+
+func (p *process) openPipes(stdin bool, theirs *[]int) error {
+	if stdin {
+		var fds [2]int
+		if err := syscall.Pipe2(fds[:], syscall.O_CLOEXEC); err != nil {
+			return err
+		}
+		*theirs = append(*theirs, fds[0])
+		f, err := nonblocking(fds[1], "stdin")
+		if err != nil {
+			syscall.Close(fds[1])
+			return err
+		}
+		p.input = newInput(f, false)
+	} else {
+		fd, err := syscall.Open("/dev/null", syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		*theirs = append(*theirs, fd)
+	}
+	for _, name := range []string{"stdout", "stderr"} {
+		f, fd, err := outputPipe(name)
+		if err != nil {
+			return err
+		}
+		*theirs = append(*theirs, fd)
+		p.outputs = append(p.outputs, f)
+	}
+	return nil
+}
+
+// outputPipe makes a pipe whose read end waits in the poller and whose write end is an ordinary one for a child.
+func outputPipe(name string) (*os.File, int, error) {
+	var fds [2]int
+	if err := syscall.Pipe2(fds[:], syscall.O_CLOEXEC); err != nil {
+		return nil, -1, err
+	}
+	f, err := nonblocking(fds[0], name)
+	if err != nil {
+		agentapi.CloseDescriptors(fds[:])
+		return nil, -1, err
+	}
+	return f, fds[1], nil
+}
+
+// pump passes output on until its end; the listeners' pace is the process's pace.
+func (p *process) pump(f *os.File, kind agentapi.FrameKind) {
+	defer f.Close()
+	raw, err := f.SyscallConn()
+	if err != nil {
+		p.part()
+		return
+	}
+	for {
+		b, n, err := readChunk(raw)
+		if err == nil {
+			p.emit(kind, b, n)
+			chunks.Put(b)
+			p.prolong(f)
+			continue
+		}
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			p.drain(raw, kind)
+			// A child that was left behind still writes here. It is heard by nobody, but must not die of it.
+			p.a.keep(f)
+			p.part()
+			discard(f, raw)
+			p.a.drop(f)
+			return
+		}
+		p.part()
+		return
+	}
+}
+
+// drain takes what is in the pipe at this moment.
+func (p *process) drain(raw syscall.RawConn, kind agentapi.FrameKind) {
+	raw.Control(func(fd uintptr) {
+		for total := 0; total < drainBytes; {
+			b, n, err := tryChunk(int(fd))
+			if err != nil {
+				return
+			}
+			p.emit(kind, b, n)
+			chunks.Put(b)
+			total += n
+		}
+	})
+}
+
+func discard(f *os.File, raw syscall.RawConn) {
+	f.SetReadDeadline(time.Time{})
+	for {
+		b, _, err := readChunk(raw)
+		if err != nil {
+			return
+		}
+		chunks.Put(b)
+	}
+}
+
+// prolong waits for another silence after output that came when the process had ended.
+func (p *process) prolong(f *os.File) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.exited && time.Since(p.exit.at) < drainLimit {
+		f.SetReadDeadline(time.Now().Add(drainSilence))
+	}
+}
+
+func (p *process) emit(kind agentapi.FrameKind, b *chunk, n int) {
+	p.out.Lock()
+	defer p.out.Unlock()
+	p.mu.Lock()
+	sinks := p.sinks
+	p.mu.Unlock()
+	for _, s := range sinks {
+		s.chunk(kind, b, n) // one that fails is on its way out: its reader says so
+	}
+}
+
+// onExit is the reaper's word. It must not block.
+func (p *process) onExit(e exit) {
+	p.mu.Lock()
+	p.exit, p.exited = e, true
+	for _, f := range p.outputs {
+		f.SetReadDeadline(e.at.Add(drainSilence))
+	}
+	p.mu.Unlock()
+	p.part()
+}
+
+// part counts one part of the process's life as over; the last one tells the end.
+func (p *process) part() {
+	p.mu.Lock()
+	p.parts--
+	last := p.parts == 0
+	p.mu.Unlock()
+	if last {
+		go p.finish() // owned by done, which Close waits for
+	}
+}
+
+func (p *process) finish() {
+	p.mu.Lock()
+	if p.timer != nil {
+		p.timer.Stop()
+	}
+	end := p.end()
+	sinks := p.sinks
+	p.sinks = nil
+	p.mu.Unlock()
+	p.a.mu.Lock()
+	delete(p.a.processes, p.info.ID)
+	p.a.mu.Unlock()
+	p.input.close()
+	close(p.done)
+	p.out.Lock() // after the started event, however short the life was
+	defer p.out.Unlock()
+	for _, s := range sinks {
+		s.end(end)
+	}
+}
+
+// end puts the process's end into words; mu is held.
+func (p *process) end() agentapi.End {
+	ru := p.exit.usage
+	end := agentapi.End{Usage: agentapi.Usage{
+		WallMS:    float64(p.exit.at.Sub(p.started).Microseconds()) / 1e3,
+		CPUMS:     float64(ru.Utime.Nano()+ru.Stime.Nano()) / 1e6,
+		PeakBytes: ru.Maxrss << 10,
+	}}
+	if st := p.exit.status; st.Signaled() {
+		end.ExitCode, end.Signal, end.Outcome = -1, signalName(st.Signal()), agentapi.OutcomeKilled
+		end.Message = "ended by " + end.Signal
+		switch {
+		case p.asked&(1<<st.Signal()) != 0:
+			end.Outcome, end.Message = agentapi.OutcomeInterrupted, "ended by "+end.Signal+", as asked"
+		case st.Signal() == syscall.SIGXCPU:
+			end.Outcome, end.Message = agentapi.OutcomeTimeout, "the limit of processor time is reached"
+		case st.Signal() == syscall.SIGKILL:
+			end.Message += ", which nobody here sent; lack of memory is the usual reason"
+		}
+	} else {
+		end.ExitCode, end.Outcome = st.ExitStatus(), agentapi.OutcomeOK
+		if end.ExitCode != 0 {
+			end.Outcome = agentapi.OutcomeError
+			end.Message = fmt.Sprintf("exited with status %d", end.ExitCode)
+		}
+	}
+	if p.cause != "" {
+		end.Outcome, end.Message = p.cause, p.message
+	}
+	return end
+}
+
+func (p *process) expire() {
+	p.kill(agentapi.OutcomeTimeout, fmt.Sprintf("the time limit of %s passed; the command and all it started were killed", p.timeout))
+}
+
+// kill ends the process with everything it started; the end is told when all are gone.
+func (p *process) kill(cause agentapi.Outcome, message string) {
+	p.mu.Lock()
+	if p.parts == 0 {
+		p.mu.Unlock()
+		return
+	}
+	p.parts++
+	if p.cause == "" {
+		p.cause, p.message = cause, message
+	}
+	p.mu.Unlock()
+	p.tree.kill()
+	p.part()
+}
+
+// follow reads what a client sends until it leaves or the end was told.
+func (p *process) follow(l *link) {
+	defer p.leave(l)
+	for {
+		f, err := l.in.Read()
+		if err != nil {
+			return
+		}
+		switch f.Kind {
+		case agentapi.FrameStdin:
+			if !p.input.write(l, f.Payload) {
+				return
+			}
+		case agentapi.FrameEOF:
+			p.input.end()
+		case agentapi.FrameControl:
+			var c agentapi.Control
+			if json.Unmarshal(f.Payload, &c) == nil {
+				p.control(c)
+			}
+		default:
+			return
+		}
+	}
+}
+
+func (p *process) control(c agentapi.Control) {
+	if c.Resize != nil && p.pty != nil {
+		p.resizeTo(*c.Resize)
+	}
+	if c.Interrupt {
+		p.signal(syscall.SIGINT)
+	}
+	if sig, err := parseSignal(c.Signal); err == nil {
+		p.signal(sig)
+	}
+}
+
+// signal sends what a client asked for and remembers it: the end that follows is the client's doing.
+func (p *process) signal(sig syscall.Signal) error {
+	p.ask(sig)
+	return p.a.reaper.signal(p.info.PID, sig)
+}
+
+func (p *process) ask(sig syscall.Signal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asked |= 1 << sig
+}
+
+func (p *process) resizeTo(size agentapi.PTYSize) error {
+	raw, err := p.pty.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var rerr error
+	if err := raw.Control(func(fd uintptr) { rerr = resizePTY(int(fd), size) }); err != nil {
+		return err
+	}
+	return rerr
+}
+
+// leave forgets a listener. A run whose own client leaves ends, unless it was told to survive.
+func (p *process) leave(l *link) {
+	l.close() // first: a chunk may be on its way to a client that reads no more
+	p.mu.Lock()
+	at := slices.Index(p.sinks, l)
+	if at >= 0 {
+		p.sinks = slices.Delete(slices.Clone(p.sinks), at, at+1)
+	}
+	over := p.parts == 0
+	p.mu.Unlock()
+	if !over && p.owner == l && p.disconnect != agentapi.DisconnectSurvive {
+		p.kill(agentapi.OutcomeInterrupted, "the client left; the command and all it started were killed")
+	}
+}
+
+func (a *Agent) attach(l *link, params agentapi.AttachParams) error {
+	p, err := a.find(params.Target)
+	if err != nil {
+		return err
+	}
+	p.out.Lock()
+	p.mu.Lock()
+	joined := p.parts > 0
+	if joined {
+		p.sinks = append(slices.Clone(p.sinks), l)
+	}
+	p.mu.Unlock()
+	if joined {
+		err = l.event(agentapi.Event{Type: agentapi.EventStarted, PID: p.info.PID, ID: p.info.ID})
+	}
+	p.out.Unlock()
+	if !joined {
+		return fault.New(fault.Gone, "the process has ended")
+	}
+	if err != nil {
+		l.close()
+	}
+	p.follow(l)
+	return nil
+}
+
+func (a *Agent) find(t agentapi.Target) (*process, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if p, ok := a.processes[t.ID]; ok && t.ID != "" {
+		return p, nil
+	}
+	for _, p := range a.processes {
+		if t.ID == "" && (t.Tag != "" && p.info.Tag == t.Tag || t.Tag == "" && t.PID > 0 && p.info.PID == t.PID) {
+			return p, nil
+		}
+	}
+	return nil, fault.New(fault.NotFound, "no such process: it has ended, or it never was")
+}
+
+func (a *Agent) listProcesses(none) ([]agentapi.Process, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	list := []agentapi.Process{}
+	for _, p := range a.processes {
+		list = append(list, p.info)
+	}
+	slices.SortFunc(list, func(x, y agentapi.Process) int { return x.PID - y.PID })
+	return list, nil
+}
+
+func (a *Agent) signal(params agentapi.SignalParams) (none, error) {
+	sig, err := parseSignal(params.Signal)
+	if err != nil {
+		return none{}, err
+	}
+	p, err := a.find(params.Target)
+	if err != nil {
+		return none{}, err
+	}
+	if params.Tree && sig == syscall.SIGKILL {
+		p.kill(agentapi.OutcomeInterrupted, "killed with all it started, as asked")
+		return none{}, nil
+	}
+	if params.Tree {
+		p.ask(sig)
+		p.tree.signal(sig)
+		return none{}, nil
+	}
+	return none{}, explain(p.signal(sig), "signal")
+}
+
+func (a *Agent) resize(params agentapi.ResizeParams) (none, error) {
+	p, err := a.find(params.Target)
+	if err != nil {
+		return none{}, err
+	}
+	if p.pty == nil {
+		return none{}, fault.New(fault.Conflict, "the process has no terminal")
+	}
+	return none{}, explain(p.resizeTo(params.Size), "terminal")
+}
+
+func (a *Agent) stdin(l *link, params agentapi.StdinParams) error {
+	p, err := a.find(params.Target)
+	if err != nil {
+		return err
+	}
+	if p.input == nil {
+		return fault.New(fault.Conflict, "the process was started without stdin")
+	}
+	for {
+		f, err := l.in.Read()
+		if err != nil {
+			return fault.Wrap(fault.Invalid, err, "the client left")
+		}
+		switch f.Kind {
+		case agentapi.FrameStdin:
+			if !p.input.write(l, f.Payload) {
+				return fault.New(fault.Gone, "the process does not read its stdin any more")
+			}
+		case agentapi.FrameEOF:
+			if err := p.input.flush(); err != nil {
+				return fault.New(fault.Gone, "the process does not read its stdin any more")
+			}
+			if params.Close {
+				p.input.end()
+			}
+			return l.answer(none{})
+		default:
+			return fault.New(fault.Invalid, "unexpected frame among stdin")
+		}
+	}
+}
+
+var errInputClosed = fmt.Errorf("stdin is closed: %w", io.ErrClosedPipe)

@@ -1,0 +1,206 @@
+package agent
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/fault"
+)
+
+// runVariable tags what a run starts, so that all of it can be found again however it detached itself.
+const runVariable = "COVE_RUN"
+
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// brokerDir holds our sudo inside the sandbox.
+const brokerDir = "/run/cove/bin"
+
+func newID(prefix string) string { return fmt.Sprintf("%s-%016x", prefix, rand.Uint64()) }
+
+// command is a process about to be started.
+type command struct {
+	argv   []string
+	env    map[string]string
+	clean  bool
+	cwd    string
+	user   user
+	tag    string // value of runVariable
+	files  []uintptr
+	tty    bool // descriptor 0 becomes the controlling terminal
+	limits agentapi.RunLimits
+	pidfd  *int
+}
+
+// environment is what every process of a user sees.
+func (a *Agent) environment(u user) map[string]string {
+	env := map[string]string{
+		"PATH": defaultPath, "HOME": u.home, "USER": u.name, "LOGNAME": u.name, "SHELL": u.shell, "LANG": "C.UTF-8",
+	}
+	maps.Copy(env, a.cfg.Boot.Env)
+	if a.cfg.Boot.Sudo && a.cfg.PID1 {
+		env["PATH"] = brokerDir + ":" + env["PATH"]
+	}
+	return env
+}
+
+func (c *command) environ(a *Agent) (list []string, searchPath string, err error) {
+	env := map[string]string{}
+	if !c.clean {
+		env = a.environment(c.user)
+	}
+	maps.Copy(env, c.env)
+	if c.tag != "" {
+		env[runVariable] = c.tag
+	}
+	for _, k := range slices.Sorted(maps.Keys(env)) {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.Contains(env[k], "\x00") {
+			return nil, "", fault.New(fault.Invalid, "environment variable %q has a name or value that no process can have", k)
+		}
+		list = append(list, k+"="+env[k])
+	}
+	searchPath = env["PATH"]
+	if searchPath == "" {
+		searchPath = defaultPath
+	}
+	return list, searchPath, nil
+}
+
+// start forks and executes; onExit is called once when it ends.
+func (a *Agent) start(c command, onExit func(exit)) (int, error) {
+	if len(c.argv) == 0 || c.argv[0] == "" {
+		return 0, fault.New(fault.Invalid, "a command needs at least one word")
+	}
+	for _, arg := range c.argv {
+		if strings.Contains(arg, "\x00") {
+			return 0, fault.New(fault.Invalid, "an argument holds a NUL byte")
+		}
+	}
+	env, searchPath, err := c.environ(a)
+	if err != nil {
+		return 0, err
+	}
+	dir, err := a.commandDir(c)
+	if err != nil {
+		return 0, err
+	}
+	file, err := findProgram(c.argv[0], searchPath)
+	if err != nil {
+		return 0, err
+	}
+	file, argv, err := a.limited(file, c)
+	if err != nil {
+		return 0, err
+	}
+	attr := &syscall.ProcAttr{Dir: dir, Env: env, Files: c.files, Sys: &syscall.SysProcAttr{Setsid: true, Setctty: c.tty, PidFD: c.pidfd}}
+	if c.user.uid != a.uid || a.cfg.PID1 {
+		groups := make([]uint32, len(c.user.groups))
+		for i, g := range c.user.groups {
+			groups[i] = uint32(g)
+		}
+		attr.Sys.Credential = &syscall.Credential{Uid: uint32(c.user.uid), Gid: uint32(c.user.gid), Groups: groups}
+	}
+	pid, err := a.reaper.start(func() (int, error) { return syscall.ForkExec(file, argv, attr) }, onExit)
+	if err != nil {
+		return 0, explain(err, c.argv[0])
+	}
+	return pid, nil
+}
+
+func (a *Agent) commandDir(c command) (string, error) {
+	if c.cwd == "" {
+		return a.workdir(c.user), nil
+	}
+	dir := absolute(c.cwd, c.user)
+	var st syscall.Stat_t
+	if err := syscall.Stat(dir, &st); err != nil {
+		return "", explain(err, "working directory "+dir)
+	}
+	if st.Mode&syscall.S_IFMT != syscall.S_IFDIR {
+		return "", fault.New(fault.Invalid, "working directory %s: is not a directory", dir)
+	}
+	return dir, nil
+}
+
+// findProgram searches as a shell does.
+func findProgram(name, searchPath string) (string, error) {
+	if strings.Contains(name, "/") {
+		return name, nil
+	}
+	for dir := range strings.SplitSeq(searchPath, ":") {
+		if dir == "" {
+			dir = "."
+		}
+		file := path.Join(dir, name)
+		var st syscall.Stat_t
+		if syscall.Stat(file, &st) == nil && st.Mode&syscall.S_IFMT == syscall.S_IFREG && st.Mode&0o111 != 0 {
+			return file, nil
+		}
+	}
+	return "", fault.New(fault.NotFound, "%s: no such command", name)
+}
+
+// limiterName is argv[0] of the agent's own binary when it sets limits on itself and becomes the command: limits must
+// hold from the command's first instruction, and a fork in Go cannot set them.
+const limiterName = "cove-limit"
+
+func (a *Agent) limited(file string, c command) (string, []string, error) {
+	l := c.limits
+	if l == (agentapi.RunLimits{}) {
+		return file, c.argv, nil
+	}
+	if l.CPUSeconds < 0 || l.MemoryBytes < 0 || l.OpenFiles < 0 {
+		return "", nil, fault.New(fault.Invalid, "a limit cannot be negative")
+	}
+	if a.cfg.PID1 {
+		// In the child /proc/self/exe is still this binary, wherever it came from.
+		words := fmt.Sprintf("%d %d %d", l.CPUSeconds, l.MemoryBytes, l.OpenFiles)
+		return "/proc/self/exe", append([]string{limiterName, words, file}, c.argv...), nil
+	}
+	script := ""
+	if l.CPUSeconds > 0 {
+		script += fmt.Sprintf("ulimit -H -t %d; ulimit -S -t %d; ", l.CPUSeconds+1, l.CPUSeconds)
+	}
+	if l.MemoryBytes > 0 {
+		script += fmt.Sprintf("ulimit -v %d; ", max(1, l.MemoryBytes>>10))
+	}
+	if l.OpenFiles > 0 {
+		script += fmt.Sprintf("ulimit -n %d; ", l.OpenFiles)
+	}
+	return "/bin/sh", append([]string{"sh", "-c", script + `exec "$@"`, "sh", file}, c.argv[1:]...), nil
+}
+
+// limiter is the main function of limiterName: limits, program, argv.
+func limiter(args []string) int {
+	if len(args) < 4 {
+		return 125
+	}
+	var cpu, memory, files uint64
+	if _, err := fmt.Sscan(args[1], &cpu, &memory, &files); err != nil {
+		return 125
+	}
+	set := func(which int, soft, hard uint64) {
+		if soft > 0 {
+			syscall.Setrlimit(which, &syscall.Rlimit{Cur: soft, Max: hard})
+		}
+	}
+	env := os.Environ()
+	set(syscall.RLIMIT_NOFILE, files, files)
+	set(syscall.RLIMIT_CPU, cpu, cpu+1) // SIGXCPU first: it can be told from other ends
+	set(syscall.RLIMIT_AS, memory, memory)
+	err := syscall.Exec(args[2], args[3:], env)
+	os.Stderr.WriteString(args[3] + ": " + err.Error() + "\n")
+	if err == syscall.ENOENT {
+		return 127
+	}
+	return 126
+}
+
+func itoa(n int) string { return strconv.Itoa(n) }

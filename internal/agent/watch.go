@@ -1,0 +1,244 @@
+package agent
+
+import (
+	"bytes"
+	"io"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/fault"
+)
+
+const watchMask = syscall.IN_CREATE | syscall.IN_MODIFY | syscall.IN_DELETE | syscall.IN_MOVED_FROM | syscall.IN_MOVED_TO |
+	syscall.IN_ATTRIB | syscall.IN_DELETE_SELF | syscall.IN_MOVE_SELF | syscall.IN_ONLYDIR | syscall.IN_EXCL_UNLINK
+
+// maxWatches bounds one recursive watch; the kernel's own limit is shared by the host.
+const maxWatches = 8192
+
+// watcher is one watch: an inotify descriptor and the directories it covers.
+type watcher struct {
+	a         *Agent
+	user      user
+	link      *link
+	recursive bool
+	file      *os.File
+	fd        int
+	dirs      map[int]string  // by watch descriptor
+	drafts    map[uint32]bool // our own temporary files on their way, by cookie: did the target exist
+	full      bool
+}
+
+func (a *Agent) watch(l *link, params agentapi.WatchParams) error {
+	w := &watcher{a: a, link: l, recursive: params.Recursive, dirs: map[int]string{}, drafts: map[uint32]bool{}}
+	fd, err := syscall.InotifyInit1(syscall.IN_CLOEXEC | syscall.IN_NONBLOCK)
+	if err != nil {
+		return explain(err, "watch")
+	}
+	w.fd, w.file = fd, os.NewFile(uintptr(fd), "inotify")
+	defer w.file.Close()
+	if err := a.on(params.User, params.Path, func(u user, p string) error {
+		w.user = u
+		return w.add(p, false)
+	}); err != nil {
+		return err
+	}
+	if err := l.event(agentapi.Event{Type: agentapi.EventStarted}); err != nil {
+		return nil
+	}
+	if w.full {
+		w.notice("more than the allowed number of directories: changes in some of them are not told")
+	}
+	done := make(chan struct{})
+	if !a.spawn(func() { defer close(done); w.run() }) {
+		return fault.New(fault.Unavailable, "the sandbox is ending")
+	}
+	for {
+		if _, err := l.in.Read(); err != nil {
+			break
+		}
+	}
+	w.file.Close()
+	l.close()
+	<-done
+	return nil
+}
+
+// add watches a directory, and with recursive those below it. With tell, what is already in them is told as created:
+// it may have been before the watch was.
+func (w *watcher) add(p string, tell bool) error {
+	if len(w.dirs) >= maxWatches {
+		w.full = true
+		return nil
+	}
+	dir, err := open(atFDCWD, p, syscall.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(dir), p)
+	defer f.Close()
+	if onProc(dir) {
+		return syscall.EACCES
+	}
+	wd, err := syscall.InotifyAddWatch(w.fd, fdPath(dir), watchMask)
+	if err == syscall.ENOSPC {
+		return fault.New(fault.Exhausted, "%s: the host's limit of watches is reached", p)
+	}
+	if err != nil {
+		return err
+	}
+	w.dirs[wd] = p
+	if !w.recursive {
+		return nil
+	}
+	children, _ := f.ReadDir(maxEntries)
+	for _, child := range children {
+		at := path.Join(p, child.Name())
+		if tell && !isDraft(child.Name()) {
+			w.tell("create", at, child.IsDir())
+		}
+		if child.IsDir() {
+			w.add(at, tell) // one that may not be read, or went away, is not watched
+		}
+	}
+	return nil
+}
+
+func (w *watcher) run() {
+	defer w.link.close()
+	raw, err := w.file.SyscallConn()
+	if err != nil {
+		return
+	}
+	for {
+		b, n, err := readChunk(raw)
+		if err != nil {
+			return
+		}
+		err = w.decode(b[agentapi.HeaderSize : agentapi.HeaderSize+n])
+		chunks.Put(b)
+		if err != nil {
+			return
+		}
+	}
+}
+
+func (w *watcher) decode(p []byte) error {
+	for len(p) >= syscall.SizeofInotifyEvent {
+		wd, mask, cookie, size := int(int32(native.Uint32(p))), native.Uint32(p[4:]), native.Uint32(p[8:]), int(native.Uint32(p[12:]))
+		p = p[syscall.SizeofInotifyEvent:]
+		if size > len(p) {
+			return io.ErrUnexpectedEOF
+		}
+		name := string(bytes.TrimRight(p[:size], "\x00"))
+		p = p[size:]
+		if err := w.change(wd, mask, cookie, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *watcher) change(wd int, mask, cookie uint32, name string) error {
+	if mask&syscall.IN_Q_OVERFLOW != 0 {
+		return w.notice("changes came faster than they could be told, and some were lost; look at the directory itself")
+	}
+	dir, known := w.dirs[wd]
+	if mask&syscall.IN_IGNORED != 0 {
+		delete(w.dirs, wd)
+		return nil
+	}
+	if !known {
+		return nil
+	}
+	isDir := mask&syscall.IN_ISDIR != 0
+	at := dir
+	if name != "" {
+		at = path.Join(dir, name)
+	}
+	if isDraft(name) {
+		if mask&syscall.IN_MOVED_FROM != 0 {
+			w.drafts[cookie] = strings.HasPrefix(name, tempOld)
+		}
+		return nil
+	}
+	for _, op := range w.ops(mask, cookie, name, dir) {
+		if err := w.tell(op, at, isDir); err != nil {
+			return err
+		}
+	}
+	if isDir && w.recursive && mask&(syscall.IN_CREATE|syscall.IN_MOVED_TO) != 0 {
+		w.a.as(w.user, func() error { return w.add(at, true) })
+	}
+	if isDir && mask&syscall.IN_MOVED_FROM != 0 {
+		w.forget(at)
+	}
+	return nil
+}
+
+// ops names what a change is to those who watch.
+func (w *watcher) ops(mask, cookie uint32, name, dir string) []string {
+	switch {
+	case mask&syscall.IN_MOVED_TO != 0:
+		existed, ours := w.drafts[cookie]
+		delete(w.drafts, cookie)
+		switch {
+		case ours && existed:
+			return []string{"write"}
+		case ours:
+			return []string{"create", "write"}
+		}
+		return []string{"create"}
+	case mask&syscall.IN_CREATE != 0:
+		return []string{"create"}
+	case mask&syscall.IN_MODIFY != 0:
+		return []string{"write"}
+	case mask&syscall.IN_DELETE != 0, mask&syscall.IN_DELETE_SELF != 0 && w.isTop(dir):
+		return []string{"remove"}
+	case mask&syscall.IN_MOVED_FROM != 0, mask&syscall.IN_MOVE_SELF != 0 && w.isTop(dir):
+		return []string{"rename"}
+	case mask&syscall.IN_ATTRIB != 0 && (name != "" || w.isTop(dir)):
+		return []string{"chmod"}
+	}
+	return nil
+}
+
+// isTop reports whether no watched directory holds dir: its own end is then told by nobody else.
+func (w *watcher) isTop(dir string) bool {
+	for _, other := range w.dirs {
+		if other == path.Dir(dir) {
+			return false
+		}
+	}
+	return true
+}
+
+// forget stops watching what was moved away: its old name would be told otherwise.
+func (w *watcher) forget(p string) {
+	var gone []int
+	for wd, dir := range w.dirs {
+		if dir == p || strings.HasPrefix(dir, p+"/") {
+			gone = append(gone, wd)
+		}
+	}
+	slices.Sort(gone)
+	for _, wd := range gone {
+		syscall.InotifyRmWatch(w.fd, uint32(wd))
+		delete(w.dirs, wd)
+	}
+}
+
+func (w *watcher) tell(op, p string, isDir bool) error {
+	return w.link.event(agentapi.Event{Type: agentapi.EventFile, File: &agentapi.FileEvent{Op: op, Path: p, IsDir: isDir}})
+}
+
+func (w *watcher) notice(message string) error {
+	return w.link.event(agentapi.Event{Type: agentapi.EventNotice, Message: message})
+}
+
+func isDraft(name string) bool {
+	return strings.HasPrefix(name, tempNew) || strings.HasPrefix(name, tempOld)
+}
