@@ -1,0 +1,57 @@
+# Cove: see README.md. `make run` starts the server, `make test` passes the tests.
+
+GO      ?= go
+CC      ?= cc
+GOARCH  := $(shell $(GO) env GOARCH)
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS := -s -w -X github.com/covehq/cove/internal/app.Version=$(VERSION)
+
+MAKER   := internal/driver/native/maker
+SHELL_C := $(MAKER)/shell/shell.c $(MAKER)/shell/syscalls.h
+SHIM    := kernel/native/shim-$(GOARCH).so
+
+.DEFAULT_GOAL := build
+.PHONY: build run test test-all test-isolation fuzz bench bench-quick lint clean programs FORCE
+
+build: bin/cove bin/cove-agent
+
+# The programs that bin/cove carries inside: they must exist before Go compiles it, also for go vet and go test.
+programs: $(MAKER)/embedded/shell $(MAKER)/embedded/agent $(SHIM)
+
+$(MAKER)/embedded/shell: $(SHELL_C)
+	$(CC) -Os -static -nostdlib -ffreestanding -fno-stack-protector -fno-asynchronous-unwind-tables -fno-builtin \
+		-Wall -Wextra -Werror -Wl,--build-id=none -Wl,-z,noexecstack -s -o $@ $<
+
+bin/cove-agent: FORCE
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $@ ./cmd/cove-agent
+
+$(MAKER)/embedded/agent: bin/cove-agent
+	cmp -s $< $@ || cp $< $@
+
+$(SHIM): kernel/native/shim.c
+	$(CC) -O2 -shared -fPIC -Wall -Wextra -Werror -o $@ $<
+
+bin/cove: programs FORCE
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./cmd/cove
+
+FORCE:
+
+# Starting a sandbox needs root for one small process, the maker; the server itself gives root up.
+run: build
+	@if [ "$$(id -u)" = 0 ]; then exec ./bin/cove serve; \
+	else echo "Cove asks for root: its maker makes namespaces, mounts and cgroups. The server drops all privilege."; exec sudo ./bin/cove serve; fi
+
+# Real sandboxes, real packages: about ten minutes on two cores the first time.
+test: programs
+	$(GO) vet ./...
+	$(GO) test -timeout 20m ./...
+
+# The same with the race detector.
+test-all: programs
+	$(GO) test -race -timeout 60m ./...
+
+test-isolation: programs
+	$(GO) test -count=1 -v -run 'TestIsolation|TestTrust' ./internal/driver/native
+
+clean:
+	rm -rf bin $(MAKER)/embedded/shell $(MAKER)/embedded/agent kernel/native/*.so

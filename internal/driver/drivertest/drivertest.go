@@ -1,0 +1,222 @@
+// Package drivertest is the Driver contract as claims that every driver must pass; it knows a driver only by its
+// interface and what it says of itself in Caps.
+package drivertest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/policy"
+	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/template"
+)
+
+// Subject is a driver to test and what its sandboxes start from.
+type Subject struct {
+	Driver   sandbox.Driver
+	Tenant   string
+	Template *template.Template // with sh and coreutils; claims about kernels need Python
+	Limits   template.Limits
+}
+
+// Factory makes a subject for one group of claims; t.Cleanup closes it.
+type Factory func(t *testing.T) Subject
+
+// Run tests a driver.
+func Run(t *testing.T, factory Factory) {
+	for _, group := range []struct {
+		name   string
+		claims []claim
+	}{
+		{"lifecycle", lifecycle}, {"processes", processes}, {"files", files}, {"watches", watches}, {"ports", ports}, {"kernels", kernels},
+	} {
+		t.Run(group.name, func(t *testing.T) {
+			b := &bench{Subject: factory(t)}
+			if err := b.Driver.Prepare(t.Context(), b.Tenant, b.Template); err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range group.claims {
+				t.Run(c.name, func(t *testing.T) {
+					if why := c.lacks(b); why != "" {
+						t.Skip(why)
+					}
+					c.test(t, b)
+				})
+			}
+		})
+	}
+}
+
+// claim is one sentence that must be true; needs says what it is about, when not every driver has it.
+type claim struct {
+	name  string
+	needs need
+	test  func(t *testing.T, b *bench)
+}
+
+type need int
+
+const (
+	needsNothing need = iota
+	needsPython
+	needsIsolation
+)
+
+func (c claim) lacks(b *bench) string {
+	switch c.needs {
+	case needsPython:
+		if b.Template == nil || b.Template.Python.Executable == "" {
+			return "the template has no Python"
+		}
+	case needsIsolation:
+		if b.Driver.Caps().Isolation == "none" {
+			return "the driver says that it does not isolate"
+		}
+	}
+	return ""
+}
+
+// bench makes sandboxes of one subject. Claims that leave no trace share one.
+type bench struct {
+	Subject
+	common *box
+}
+
+// box is one sandbox and a client to its agent.
+type box struct {
+	*agentapi.Client
+	b  *bench
+	id string
+}
+
+func (b *bench) request() sandbox.StartRequest {
+	return sandbox.StartRequest{
+		ID: fmt.Sprintf("sb-%016x", rand.Uint64()), Tenant: b.Tenant, Template: b.Template, Limits: b.Limits,
+		Network: policy.Network{Mode: policy.None}, Storage: sandbox.StorageVolatile,
+	}
+}
+
+// start makes a sandbox for one claim.
+func (b *bench) start(t *testing.T, change ...func(*sandbox.StartRequest)) *box {
+	t.Helper()
+	req := b.request()
+	for _, f := range change {
+		f(&req)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := b.Driver.Start(ctx, req); err != nil {
+		t.Fatalf("start: %v", err)
+	}
+	t.Cleanup(func() { b.Driver.Stop(context.Background(), req.ID, sandbox.CauseKilled) }) // the test's own ctx is over
+	return b.open(req.ID)
+}
+
+func (b *bench) open(id string) *box {
+	return &box{b: b, id: id, Client: agentapi.NewClient(func(ctx context.Context) (net.Conn, error) { return b.Driver.Dial(ctx, id) })}
+}
+
+// shared is a sandbox that claims of one group have in common.
+func (b *bench) shared(t *testing.T) *box {
+	t.Helper()
+	if b.common == nil {
+		req := b.request()
+		if err := b.Driver.Start(t.Context(), req); err != nil {
+			t.Fatalf("start: %v", err)
+		}
+		b.common = b.open(req.ID)
+	}
+	return b.common
+}
+
+// told is everything that a run told.
+type told struct {
+	stdout, stderr string
+	started        agentapi.Event
+	results        []*agentapi.Result
+	errors         []*agentapi.CodeError
+	end            agentapi.End
+}
+
+func listen(t *testing.T, s *agentapi.Stream) (all told) {
+	t.Helper()
+	var stdout, stderr strings.Builder
+	for e, err := range s.Events() {
+		if err != nil {
+			t.Fatalf("stream: %v", err)
+		}
+		switch e.Type {
+		case agentapi.EventStarted:
+			all.started = e
+		case agentapi.EventStdout:
+			stdout.Write(e.Data)
+		case agentapi.EventStderr:
+			stderr.Write(e.Data)
+		case agentapi.EventResult:
+			all.results = append(all.results, e.Result)
+		case agentapi.EventError:
+			all.errors = append(all.errors, e.Error)
+		case agentapi.EventEnd:
+			all.end = *e.End
+		}
+	}
+	if all.end.Outcome == "" {
+		t.Fatal("a stream ended without its end")
+	}
+	all.stdout, all.stderr = stdout.String(), stderr.String()
+	return all
+}
+
+func sh(script string) agentapi.ExecParams {
+	return agentapi.ExecParams{Argv: []string{"sh", "-c", script}}
+}
+
+func (s *box) exec(t *testing.T, p agentapi.ExecParams) told {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	stream, err := s.Exec(ctx, p)
+	if err != nil {
+		t.Fatalf("exec %q: %v", p.Argv, err)
+	}
+	return listen(t, stream)
+}
+
+// begin starts a command and returns its stream after the started event.
+func (s *box) begin(t *testing.T, ctx context.Context, p agentapi.ExecParams) (*agentapi.Stream, func() (agentapi.Event, error, bool), agentapi.Event) {
+	t.Helper()
+	stream, err := s.Exec(ctx, p)
+	if err != nil {
+		t.Fatalf("exec %q: %v", p.Argv, err)
+	}
+	next, started := pull(t, stream)
+	return stream, next, started
+}
+
+func expectKind(t *testing.T, err error, kinds ...fault.Kind) {
+	t.Helper()
+	for _, k := range kinds {
+		if fault.Is(err, k) {
+			return
+		}
+	}
+	t.Errorf("got %v (%s), want a fault of %v", err, fault.KindOf(err), kinds)
+}
+
+// eventually waits for something that others do; it asks often because nothing tells.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(15 * time.Second); !f(); {
+		if time.Now().After(deadline) {
+			t.Fatalf("not seen: %s", what)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}

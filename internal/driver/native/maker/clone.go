@@ -1,0 +1,171 @@
+package maker
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// birth says how a process is born.
+type birth struct {
+	program  *os.File
+	flags    uintptr // namespaces
+	owner    int     // effective uid of the clone: it owns the user namespace; 0 for none
+	base     int     // first host id of the user namespace
+	socket   *os.File
+	stderr   *os.File
+	userland bool // a user namespace is made
+}
+
+// clone starts the shell program in new namespaces.
+//
+// The thread's effective uid is the owner while it clones, because the kernel gives a user namespace to the effective
+// uid of its maker: so the zygote, which is that uid and has no capability at all, has rights over this sandbox and
+// over nothing else. The thread keeps its capabilities meanwhile, to write the id maps.
+func clone(b birth) (pid int, pidfd *os.File, err error) {
+	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer null.Close()
+	stderr := null
+	if b.stderr != nil {
+		stderr = b.stderr
+	}
+	fd := -1
+	attr := &syscall.ProcAttr{
+		Env:   []string{},
+		Files: []uintptr{null.Fd(), null.Fd(), stderr.Fd(), b.socket.Fd()},
+		Sys:   &syscall.SysProcAttr{Cloneflags: b.flags, PidFD: &fd},
+	}
+	if b.userland {
+		ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: b.base, Size: idsPerSandbox}}
+		attr.Sys.Cloneflags |= unix.CLONE_NEWUSER
+		attr.Sys.UidMappings, attr.Sys.GidMappings, attr.Sys.GidMappingsEnableSetgroups = ids, ids, true
+		attr.Sys.Credential = &syscall.Credential{Uid: 0, Gid: 0}
+	}
+	runtime.LockOSThread()
+	if b.owner != 0 {
+		if err := actAs(b.owner); err != nil {
+			runtime.UnlockOSThread()
+			return 0, nil, err
+		}
+	}
+	path := fmt.Sprintf("/proc/self/fd/%d", b.program.Fd())
+	pid, err = syscall.ForkExec(path, []string{b.program.Name()}, attr)
+	if b.owner != 0 {
+		if back := actAs(0); back != nil {
+			// The thread is somebody else now: leave it locked, so that it ends with its goroutine.
+			return 0, nil, errors.Join(err, back)
+		}
+	}
+	runtime.UnlockOSThread()
+	if err != nil {
+		return 0, nil, fmt.Errorf("clone: %w", err)
+	}
+	if fd < 0 {
+		_ = unix.Kill(pid, unix.SIGKILL)
+		_, _ = unix.Wait4(pid, nil, 0, nil)
+		return 0, nil, errors.New("clone: the kernel gave no pidfd")
+	}
+	_ = unix.SetNonblock(fd, true) // so that the runtime's poller waits for it
+	return pid, os.NewFile(uintptr(fd), "pidfd"), nil
+}
+
+// actAs changes the effective uid of this thread and keeps its capabilities effective.
+func actAs(uid int) error {
+	const keep = ^uintptr(0) // −1: leave it
+	if _, _, e := syscall.RawSyscall(unix.SYS_SETRESUID, keep, uintptr(uid), keep); e != 0 {
+		return fmt.Errorf("become %d: %w", uid, e)
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if _, _, e := syscall.RawSyscall(unix.SYS_CAPGET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data[0])), 0); e != 0 {
+		return fmt.Errorf("capget: %w", e)
+	}
+	for i := range data {
+		data[i].Effective = data[i].Permitted
+	}
+	if _, _, e := syscall.RawSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data[0])), 0); e != 0 {
+		return fmt.Errorf("capset: %w", e)
+	}
+	return nil
+}
+
+// order sends a plan to a newborn and waits until it has become what the plan says.
+func order(socket *os.File, p *plan, files []*os.File) error {
+	fds := make([]int, len(files))
+	for i, f := range files {
+		fds[i] = int(f.Fd())
+	}
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return err
+	}
+	message, rights := p.bytes(), unix.UnixRights(fds...)
+	var sendErr error
+	err = raw.Write(func(fd uintptr) bool {
+		sendErr = unix.Sendmsg(int(fd), message, rights, nil, unix.MSG_NOSIGNAL)
+		return sendErr != unix.EAGAIN
+	})
+	if err = errors.Join(err, sendErr); err != nil {
+		return fmt.Errorf("send plan: %w", err)
+	}
+	// The newborn's end closes at its exec; before that it only speaks to name a step that failed.
+	var r report
+	answer := make([]byte, binary.Size(r))
+	n, err := socket.Read(answer)
+	if errors.Is(err, io.EOF) || n == 0 {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("await start: %w", err)
+	}
+	_, _ = binary.Decode(answer, binary.LittleEndian, &r)
+	return fmt.Errorf("%s: %w", bytes.TrimRight(r.Step[:], "\x00"), syscall.Errno(r.Err))
+}
+
+// waitExit waits without a thread until the process of a pidfd has ended, and reaps it.
+func waitExit(pid int, pidfd *os.File) (unix.WaitStatus, error) {
+	raw, err := pidfd.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var status unix.WaitStatus
+	var waitErr error
+	err = raw.Read(func(uintptr) bool {
+		var got int
+		for {
+			got, waitErr = unix.Wait4(pid, &status, unix.WNOHANG, nil)
+			if waitErr != unix.EINTR {
+				break
+			}
+		}
+		return waitErr != nil || got == pid
+	})
+	return status, errors.Join(err, waitErr)
+}
+
+// signal sends a signal by pidfd: the process cannot be mistaken for a later one with its number.
+func signal(pidfd *os.File, sig unix.Signal) error {
+	raw, err := pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var sendErr error
+	if err := raw.Control(func(fd uintptr) { sendErr = unix.PidfdSendSignal(int(fd), sig, nil, 0) }); err != nil {
+		return err
+	}
+	if isGone(sendErr) {
+		return nil
+	}
+	return sendErr
+}

@@ -1,0 +1,81 @@
+package maker
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	ossignal "os/signal"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/covehq/cove/internal/driver/native/wire"
+)
+
+// Main is the command "cove maker": it enters a mount namespace of its own and runs until it is told to stop.
+func Main(args []string, tag func(dataDir string) string, resolver []string) error {
+	if len(args) > 0 && args[0] == "stop" {
+		return stopMain(args[1:])
+	}
+	flags := flag.NewFlagSet("maker", flag.ContinueOnError)
+	dataDir := flags.String("data-dir", "", "data directory of the server")
+	serverUID := flags.Int("server-uid", 0, "uid of the server, which alone may speak to the maker")
+	pool := flags.Int("pool", 8, "sandboxes kept ready for each template and tenant")
+	network := flags.Bool("network", true, "give sandboxes a network")
+	readyFD := flags.Int("ready-fd", -1, "descriptor that is told when the maker answers")
+	inside := flags.Bool("inside", false, "already in a private mount namespace")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if *dataDir == "" {
+		return fmt.Errorf("--data-dir is needed")
+	}
+	if !*inside {
+		return EnterPrivateMounts(append([]string{"cove", "maker", "--inside"}, args...))
+	}
+	var ready *os.File
+	if *readyFD >= 0 {
+		unix.CloseOnExec(*readyFD)
+		ready = os.NewFile(uintptr(*readyFD), "ready")
+	}
+	verdict := func(text string) {
+		if ready != nil {
+			_, _ = ready.WriteString(text)
+			ready.Close()
+			ready = nil
+		}
+	}
+	ctx, stop := ossignal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
+	defer stop()
+	ossignal.Ignore(unix.SIGHUP, unix.SIGPIPE)
+	err := Run(ctx, Config{
+		DataDir: *dataDir, Tag: tag(*dataDir), ServerUID: *serverUID, PoolSize: *pool, Network: *network, Resolver: resolver,
+		Ready: func() { verdict("ok") }, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	})
+	if err != nil {
+		verdict(err.Error())
+	}
+	return err
+}
+
+// stopMain is "cove maker stop": it ends every sandbox of a data directory and the maker with them.
+func stopMain(args []string) error {
+	flags := flag.NewFlagSet("maker stop", flag.ContinueOnError)
+	dataDir := flags.String("data-dir", "", "data directory of the server")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: SocketPath(*dataDir), Net: "unixpacket"})
+	if err != nil {
+		return fmt.Errorf("no maker runs for %q: %w", *dataDir, err)
+	}
+	defer c.Close()
+	if err := wire.Send(c, wire.Request{Op: wire.OpShutdown}); err != nil {
+		return err
+	}
+	var r wire.Response
+	_, err = wire.Receive(c, &r)
+	return err
+}

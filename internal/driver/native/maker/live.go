@@ -1,0 +1,433 @@
+package maker
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/driver/native/wire"
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/template"
+)
+
+// Start makes a sandbox and returns a channel to its agent, and whether its default kernel was forked.
+func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, warm bool, err error) {
+	p, err := m.pool(poolKey{r.Tenant, r.Digest})
+	if err != nil {
+		return nil, false, err
+	}
+	if err := r.Network.Validate(); err != nil {
+		return nil, false, err
+	}
+	s, err := p.take(ctx, form{r.Storage, r.Limits.DiskBytes})
+	if err != nil {
+		return nil, false, err
+	}
+	l := &live{
+		id: r.ID, tenant: r.Tenant, template: p.template.Name, pool: p, shell: s, started: time.Now(), limits: r.Limits,
+		env: mergeEnv(p.template, r.Env), kernels: map[string]string{},
+	}
+	if err := m.register(l); err != nil {
+		s.kill()
+		m.retire(s)
+		return nil, false, err
+	}
+	go m.attendLive(l)
+	defer func() {
+		if err != nil {
+			m.end(l, sandbox.CauseStartFail, err.Error())
+		}
+	}()
+	if err := s.group.SetLimits(cgroupLimits(r.Limits)); err != nil {
+		return nil, false, err
+	}
+	if err := m.setNetwork(s, r.Network); err != nil {
+		return nil, false, err
+	}
+	boot := agentapi.Boot{
+		ID: r.ID, Env: l.env, User: p.template.User, Workdir: p.template.Workdir, Python: p.template.Python.Executable,
+		Kernel: "/run/cove/kernel/kernel.py", Sudo: p.template.Sudo, OpenFiles: r.Limits.OpenFiles,
+	}
+	if err := s.tell(agentapi.Message{Type: agentapi.MessageBoot, Boot: &boot}); err != nil {
+		return nil, false, err
+	}
+	if p.warm() && !r.NoKernel {
+		if err := m.fork(ctx, l, agentapi.DefaultKernel); err != nil {
+			return nil, false, err
+		}
+		warm = true
+	}
+	l.setDeadline(m, r.Deadline)
+	channel, err := m.channel(l)
+	return channel, warm, err
+}
+
+func mergeEnv(t *template.Template, more map[string]string) map[string]string {
+	env := map[string]string{}
+	maps.Copy(env, t.Env)
+	maps.Copy(env, more)
+	return env
+}
+
+func (m *Maker) register(l *live) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closing {
+		return fault.New(fault.Unavailable, "the maker is shutting down")
+	}
+	if m.sandboxes[l.id] != nil {
+		return fault.New(fault.Conflict, "sandbox %s exists", l.id)
+	}
+	m.sandboxes[l.id] = l
+	return nil
+}
+
+// Channel gives another channel to a sandbox's agent.
+func (m *Maker) Channel(id string) (*os.File, error) {
+	l, err := m.find(id)
+	if err != nil {
+		return nil, err
+	}
+	return m.channel(l)
+}
+
+func (m *Maker) channel(l *live) (*os.File, error) {
+	mine, theirs, err := wire.Pair(unix.SOCK_SEQPACKET)
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	if err := l.shell.tell(agentapi.Message{Type: agentapi.MessageChannel}, theirs); err != nil {
+		mine.Close()
+		return nil, err
+	}
+	return mine, nil
+}
+
+// Kernel forks a kernel of that name into a sandbox.
+func (m *Maker) Kernel(ctx context.Context, id, name string) error {
+	l, err := m.find(id)
+	if err != nil {
+		return err
+	}
+	if !l.pool.warm() {
+		return fault.New(fault.Unsupported, "template %s has no zygote", l.template)
+	}
+	return m.fork(ctx, l, name)
+}
+
+// userID is the sandbox's ordinary user; templates are made with it.
+const userID = 1000
+
+func (m *Maker) fork(ctx context.Context, l *live, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	z, err := l.pool.zygote(ctx)
+	if err != nil {
+		return err
+	}
+	socket, theirs, err := wire.Pair(unix.SOCK_STREAM)
+	if err != nil {
+		return err
+	}
+	defer socket.Close()
+	defer theirs.Close()
+	var pipes [4]*os.File // stdout read, write; stderr read, write
+	for i := 0; i < 4; i += 2 {
+		pipes[i], pipes[i+1], err = os.Pipe()
+		if err != nil {
+			wire.CloseAll(slices.DeleteFunc(pipes[:], func(f *os.File) bool { return f == nil }))
+			return err
+		}
+	}
+	defer wire.CloseAll(pipes[:])
+
+	token := rand.Text()
+	files := append([]*os.File{theirs, pipes[1], pipes[3], l.shell.pidfd}, l.shell.group.Joiners()...)
+	before := l.shell.group.OOMKills()
+	pid, pidfd, err := z.fork(ctx, zygoteRequest{
+		Op: "fork", Token: token, UID: userID, GID: userID, Groups: []int{userID}, Env: l.kernelEnv(), Cwd: l.pool.template.Workdir, NoFile: l.limits.OpenFiles,
+	}, func(e exit) { go m.kernelExit(l, token, before, e) }, files...)
+	if err != nil {
+		return err
+	}
+	defer pidfd.Close()
+	l.mu.Lock()
+	l.kernels[token] = name
+	l.mu.Unlock()
+	return l.shell.tell(agentapi.Message{
+		Type: agentapi.MessageKernel, Kernel: &agentapi.Adoption{Name: name, Token: token, PID: insidePID(pid)},
+	}, socket, pipes[0], pipes[2], pidfd)
+}
+
+// insidePID is what the sandbox itself calls a process; only people see it.
+func insidePID(pid int) int {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0
+	}
+	var inside int
+	for line := range strings.Lines(string(data)) {
+		var host int
+		if n, _ := fmt.Sscanf(line, "NSpid:\t%d\t%d", &host, &inside); n == 2 {
+			return inside
+		}
+	}
+	return 0
+}
+
+func (l *live) kernelEnv() map[string]string {
+	t := l.pool.template
+	env := map[string]string{
+		"HOME": "/home/" + t.User, "USER": t.User, "LOGNAME": t.User, "SHELL": "/bin/bash", "LANG": "C.UTF-8",
+		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+	}
+	maps.Copy(env, l.env)
+	return env
+}
+
+// kernelExit passes on how a kernel ended; its agent is not its parent and cannot know.
+func (m *Maker) kernelExit(l *live, token string, oomBefore int, e exit) {
+	l.mu.Lock()
+	delete(l.kernels, token)
+	l.mu.Unlock()
+	oom := e.signal == "SIGKILL" && l.shell.group.OOMKills() > oomBefore
+	_ = l.shell.tell(agentapi.Message{Type: agentapi.MessageExit, Exit: &agentapi.KernelExit{Token: token, Code: e.code, Signal: e.signal, OOM: oom}})
+}
+
+// attendLive records a sandbox's end.
+func (m *Maker) attendLive(l *live) {
+	<-l.shell.done
+	l.mu.Lock()
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	if l.cause == "" {
+		l.cause, l.message = m.autopsy(l)
+		l.usage = m.usage(l)
+	}
+	end := sandbox.Ended{ID: l.id, Cause: l.cause, Message: l.message, At: time.Now(), Usage: l.usage}
+	l.mu.Unlock()
+	m.mu.Lock()
+	delete(m.sandboxes, l.id)
+	m.mu.Unlock()
+	m.ends.add(end)
+	m.retire(l.shell)
+}
+
+// autopsy finds out why a PID 1 ended that nobody told to.
+func (m *Maker) autopsy(l *live) (sandbox.Cause, string) {
+	status := l.shell.status
+	if victim, ok := m.oom.victim(l.shell.group.Name()); ok {
+		if status.Signaled() && status.Signal() == unix.SIGKILL && victim.init {
+			return sandbox.CauseOOM, victim.String()
+		}
+		return sandbox.CauseAgentDied, describe(status) + "; before that: " + victim.String()
+	}
+	if status.Signaled() && status.Signal() == unix.SIGKILL && l.shell.group.OOMKills() > 0 {
+		return sandbox.CauseOOM, "out of memory"
+	}
+	return sandbox.CauseAgentDied, describe(status)
+}
+
+func describe(s unix.WaitStatus) string {
+	if s.Signaled() {
+		return "PID 1 was ended by " + unix.SignalName(s.Signal())
+	}
+	return fmt.Sprintf("PID 1 exited with status %d", s.ExitStatus())
+}
+
+// end begins a sandbox's end; the first cause wins.
+func (m *Maker) end(l *live, cause sandbox.Cause, message string) {
+	l.mu.Lock()
+	if l.cause == "" {
+		l.cause, l.message = cause, message
+		l.usage = m.usage(l)
+	}
+	l.mu.Unlock()
+	l.shell.kill()
+}
+
+// Stop ends a sandbox and returns when its processes are gone; what it held is cleared afterwards.
+func (m *Maker) Stop(ctx context.Context, id string, cause sandbox.Cause) error {
+	l, err := m.find(id)
+	if err != nil {
+		return nil // stopped before: the same result
+	}
+	m.end(l, cause, "")
+	select {
+	case <-l.shell.done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Change adjusts a living sandbox.
+func (m *Maker) Change(id string, c wire.Change) error {
+	l, err := m.find(id)
+	if err != nil {
+		return err
+	}
+	if c.Limits != nil {
+		if err := l.shell.group.SetLimits(cgroupLimits(*c.Limits)); err != nil {
+			return err
+		}
+	}
+	if c.Network != nil {
+		if err := c.Network.Validate(); err != nil {
+			return err
+		}
+		l.mu.Lock()
+		err := m.setNetwork(l.shell, *c.Network)
+		l.mu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+	if c.Deadline != nil {
+		l.setDeadline(m, *c.Deadline)
+	}
+	return nil
+}
+
+// setDeadline arms the timer that ends the sandbox whether or not a server is there; the zero time disarms it.
+func (l *live) setDeadline(m *Maker, at time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.timer != nil {
+		l.timer.Stop()
+		l.timer = nil
+	}
+	l.deadline = at
+	if !at.IsZero() {
+		l.timer = time.AfterFunc(time.Until(at), func() { m.end(l, sandbox.CauseExpired, "") })
+	}
+}
+
+// Usage of a living sandbox.
+func (m *Maker) Usage(id string) (sandbox.Usage, error) {
+	l, err := m.find(id)
+	if err != nil {
+		return sandbox.Usage{}, err
+	}
+	return m.usage(l), nil
+}
+
+func (m *Maker) usage(l *live) sandbox.Usage {
+	u := l.shell.group.Usage()
+	return sandbox.Usage{CPUMS: u.CPUMS, MemoryBytes: u.MemoryBytes, PeakBytes: u.PeakBytes, Pids: u.Pids, OOMKills: u.OOMKills}
+}
+
+// pageSize keeps a page of a list well below wire.MaxMessage.
+const pageSize = 256
+
+// List gives the living sandboxes after an id, in order of id.
+func (m *Maker) List(after string) []sandbox.Instance {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	ids := slices.Sorted(maps.Keys(m.sandboxes))
+	var page []sandbox.Instance
+	for _, id := range ids {
+		if id <= after {
+			continue
+		}
+		l := m.sandboxes[id]
+		l.mu.Lock()
+		page = append(page, sandbox.Instance{ID: id, Tenant: l.tenant, Template: l.template, Deadline: l.deadline, Started: l.started})
+		l.mu.Unlock()
+		if len(page) == pageSize {
+			break
+		}
+	}
+	return page
+}
+
+// Floor forks a zygote's child without any isolation, the lower bound of what a create can cost.
+func (m *Maker) Floor(ctx context.Context, key poolKey) (*os.File, error) {
+	p, err := m.pool(key)
+	if err != nil {
+		return nil, err
+	}
+	z, err := p.zygote(ctx)
+	if err != nil {
+		return nil, err
+	}
+	mine, theirs, err := wire.Pair(unix.SOCK_STREAM)
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	_, pidfd, err := z.fork(ctx, zygoteRequest{Op: "floor", Token: rand.Text()}, nil, theirs)
+	if err != nil {
+		mine.Close()
+		return nil, err
+	}
+	if pidfd != nil {
+		pidfd.Close()
+	}
+	return mine, nil
+}
+
+// journal keeps the ends until somebody has written them down.
+type journal struct {
+	mu    sync.Mutex
+	ends  []sandbox.Ended
+	first int // number of ends that were dropped from the front, so that positions stay valid
+	grown chan struct{}
+}
+
+// journalSize bounds what a server that never comes back can cost.
+const journalSize = 10_000
+
+func newJournal() *journal { return &journal{grown: make(chan struct{})} }
+
+func (j *journal) add(e sandbox.Ended) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.ends = append(j.ends, e)
+	if extra := len(j.ends) - journalSize; extra > 0 {
+		j.ends = slices.Delete(j.ends, 0, extra)
+		j.first += extra
+	}
+	close(j.grown)
+	j.grown = make(chan struct{})
+}
+
+func (j *journal) forget(ids []string) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	// Tombstones keep the positions of listeners valid; they go when they reach the front.
+	for i := range j.ends {
+		if slices.Contains(ids, j.ends[i].ID) {
+			j.ends[i] = sandbox.Ended{}
+		}
+	}
+	for len(j.ends) > 0 && j.ends[0].ID == "" {
+		j.ends = j.ends[1:]
+		j.first++
+	}
+}
+
+// from gives the ends at and after a position, the next position, and what to wait for when there are none.
+func (j *journal) from(position int) (ends []sandbox.Ended, next int, grown <-chan struct{}) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	start := max(position-j.first, 0)
+	for _, e := range j.ends[min(start, len(j.ends)):] {
+		if e.ID != "" {
+			ends = append(ends, e)
+		}
+	}
+	return ends, j.first + len(j.ends), j.grown
+}

@@ -1,0 +1,379 @@
+// Package maker is the one privileged process of Cove: it makes sandboxes and zygotes, hands descriptors to the server
+// and ends what has reached its deadline. It takes no input from sandboxes, parses nothing that they wrote, follows
+// none of their paths, and lives on when the server dies.
+package maker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/covehq/cove/internal/driver/native/cgroup"
+	"github.com/covehq/cove/internal/driver/native/network"
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/template"
+)
+
+// Config is everything the maker is told; it reads no file of its own but the host's.
+type Config struct {
+	DataDir   string // holds maker/: socket, disks
+	Tag       string // at most three characters, unique on this host: names cgroups, links and tables
+	ServerUID int    // who may speak to the maker, besides root
+	PoolSize  int    // shells kept ready for each template and tenant
+	Network   bool
+	Resolver  []string // argv of the DNS forwarder, run without privileges
+	Ready     func()   // called once the maker answers
+	Log       *slog.Logger
+}
+
+// Maker makes sandboxes.
+type Maker struct {
+	cfg      Config
+	log      *slog.Logger
+	host     *host
+	groups   *cgroup.Root
+	net      *network.Network // nil: sandboxes have loopback only
+	disks    *disks
+	slots    *slots
+	oom      *oomLog
+	bootID   string
+	wg       sync.WaitGroup // goroutines that end with the maker
+	resolver *os.Process    // nil: none
+
+	mu        sync.Mutex
+	closing   bool
+	pools     map[poolKey]*pool
+	sandboxes map[string]*live
+	dying     map[*shell]struct{}
+
+	ends *journal
+}
+
+// poolKey is what shells and zygotes are made for. Tenants never share one.
+type poolKey struct{ tenant, digest string }
+
+// live is a sandbox that was started.
+type live struct {
+	id       string
+	tenant   string
+	template string
+	pool     *pool
+	shell    *shell
+	started  time.Time
+	env      map[string]string
+	limits   template.Limits
+
+	mu       sync.Mutex
+	deadline time.Time
+	timer    *time.Timer
+	cause    sandbox.Cause // first one wins
+	message  string
+	usage    sandbox.Usage     // at the moment it was told to stop
+	kernels  map[string]string // token → kernel name
+}
+
+// Open prepares the host: cgroups, network, private mounts; and clears what an earlier maker left behind.
+func Open(cfg Config) (*Maker, error) {
+	m := &Maker{
+		cfg: cfg, log: cfg.Log, slots: newSlots(),
+		pools: map[poolKey]*pool{}, sandboxes: map[string]*live{}, dying: map[*shell]struct{}{}, ends: newJournal(),
+	}
+	if id, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
+		m.bootID = strings.TrimSpace(string(id))
+	}
+	var undo undo
+	defer undo.run()
+
+	// Order: what needs the host's mounts first, then the pruning, then what lives in the pruned namespace.
+	mounts, err := cgroup.Mounts("/proc/self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	m.groups, err = cgroup.Open(mounts, "cove-"+cfg.Tag)
+	if err != nil {
+		return nil, err
+	}
+	undo.add(m.groups.Close)
+	if err := m.sweepGroups(); err != nil {
+		return nil, err
+	}
+	m.oom = followOOM(m.log, "/"+m.groups.Name()+"/")
+	undo.add(m.oom.close)
+	if cfg.Network {
+		m.net, err = network.Open(network.Options{Tag: cfg.Tag, Log: m.log})
+		if err != nil {
+			return nil, fmt.Errorf("network: %w", err)
+		}
+		undo.add(func() { _ = m.net.Close() })
+		if err := m.startResolver(); err != nil {
+			return nil, err
+		}
+	}
+	m.disks, err = openDisks(filepath.Join(cfg.DataDir, "maker", "disks"))
+	if err != nil {
+		return nil, err
+	}
+	nameserver := ""
+	if m.net != nil {
+		nameserver = m.net.Gateway().String()
+	}
+	m.host, err = prepareHost(cfg.DataDir, nameserver)
+	if err != nil {
+		return nil, err
+	}
+	undo.release()
+	return m, nil
+}
+
+// sweepGroups kills and removes what an earlier maker of this name left: its sandboxes ended with it, but a process
+// of theirs may still be dying.
+func (m *Maker) sweepGroups() error {
+	names, err := m.groups.List()
+	if err != nil {
+		return err
+	}
+	deadline := time.Now().Add(5 * time.Second)
+	for _, name := range names {
+		g := m.groups.Existing(name)
+		for {
+			g.Kill()
+			err := g.Remove()
+			if err == nil {
+				break
+			}
+			if time.Now().After(deadline) {
+				return fmt.Errorf("clear what an earlier run left: %w", err)
+			}
+			time.Sleep(10 * time.Millisecond) // a dying process tells nobody when it has left its cgroup
+		}
+	}
+	return nil
+}
+
+// Prepare makes a tenant's template ready: its zygote runs and its pool fills.
+func (m *Maker) Prepare(ctx context.Context, tenant string, t *template.Template) error {
+	if err := checkTemplate(t); err != nil {
+		return err
+	}
+	p, err := m.poolFor(tenant, t)
+	if err != nil {
+		return err
+	}
+	return p.prepare(ctx)
+}
+
+func checkTemplate(t *template.Template) error {
+	if t == nil || t.Digest == "" || len(t.Trees) == 0 || t.Trees[0].Target != "/" {
+		return fault.New(fault.Invalid, "a template needs a digest and a tree for /")
+	}
+	if len(t.Trees) > maxTrees {
+		return fault.New(fault.Invalid, "template %s has %d trees, at most %d are possible", t.Name, len(t.Trees), maxTrees)
+	}
+	layers := 0
+	for _, tree := range t.Trees {
+		if !filepath.IsAbs(tree.Target) || filepath.Clean(tree.Target) != tree.Target || len(tree.Target) > maxTarget || len(tree.Lower) == 0 {
+			return fault.New(fault.Invalid, "template %s: tree %q is not usable", t.Name, tree.Target)
+		}
+		for _, dir := range tree.Lower {
+			if !filepath.IsAbs(dir) {
+				return fault.New(fault.Invalid, "template %s: layer %q is not an absolute path", t.Name, dir)
+			}
+		}
+		layers += len(tree.Lower)
+	}
+	if layers > maxLayers {
+		return fault.New(fault.Invalid, "template %s has %d layers, at most %d are possible", t.Name, layers, maxLayers)
+	}
+	return nil
+}
+
+func (m *Maker) poolFor(tenant string, t *template.Template) (*pool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closing {
+		return nil, fault.New(fault.Unavailable, "the maker is shutting down")
+	}
+	key := poolKey{tenant, t.Digest}
+	p := m.pools[key]
+	if p == nil {
+		owner, err := m.slots.takeOwner()
+		if err != nil {
+			return nil, err
+		}
+		p = newPool(m, key, t, owner)
+		m.pools[key] = p
+	}
+	return p, nil
+}
+
+func (m *Maker) pool(key poolKey) (*pool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closing {
+		return nil, fault.New(fault.Unavailable, "the maker is shutting down")
+	}
+	p := m.pools[key]
+	if p == nil {
+		return nil, fault.New(fault.Conflict, "template %s is not prepared for this tenant", key.digest)
+	}
+	return p, nil
+}
+
+func (m *Maker) find(id string) (*live, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l := m.sandboxes[id]
+	if l == nil {
+		return nil, fault.New(fault.NotFound, "no sandbox %s", id)
+	}
+	return l, nil
+}
+
+// Close ends every sandbox and zygote and puts the host back.
+func (m *Maker) Close() error {
+	m.mu.Lock()
+	m.closing = true
+	lives := make([]*live, 0, len(m.sandboxes))
+	for _, l := range m.sandboxes {
+		lives = append(lives, l)
+	}
+	pools := make([]*pool, 0, len(m.pools))
+	for _, p := range m.pools {
+		pools = append(pools, p)
+	}
+	m.mu.Unlock()
+	for _, l := range lives {
+		m.end(l, sandbox.CauseShutdown, "")
+	}
+	for _, p := range pools {
+		p.close()
+	}
+	if m.resolver != nil {
+		_ = m.resolver.Kill()
+	}
+	m.wg.Wait()
+	m.oom.close()
+	var errs []error
+	if m.net != nil {
+		errs = append(errs, m.net.Close())
+	}
+	m.groups.Close()
+	return errors.Join(errs...)
+}
+
+// startResolver binds the DNS sockets and gives them to a process without privileges.
+func (m *Maker) startResolver() error {
+	if len(m.cfg.Resolver) == 0 {
+		return nil
+	}
+	at := net.JoinHostPort(m.net.Gateway().String(), "53")
+	udp, err := net.ListenPacket("udp4", at)
+	if err != nil {
+		return fmt.Errorf("bind resolver: %w", err)
+	}
+	defer udp.Close()
+	tcp, err := net.Listen("tcp4", at)
+	if err != nil {
+		return fmt.Errorf("bind resolver: %w", err)
+	}
+	defer tcp.Close()
+	u, err := udp.(*net.UDPConn).File()
+	if err != nil {
+		return err
+	}
+	defer u.Close()
+	t, err := tcp.(*net.TCPListener).File()
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	return m.runResolver(u, t)
+}
+
+// undo is a ladder's list of steps back.
+type undo struct{ steps []func() }
+
+func (u *undo) add(f func()) { u.steps = append(u.steps, f) }
+func (u *undo) release()     { u.steps = nil }
+func (u *undo) run() {
+	for i := len(u.steps) - 1; i >= 0; i-- {
+		u.steps[i]()
+	}
+}
+
+// slots hand out what is numbered: uid ranges, addresses, owners of namespaces.
+type slots struct {
+	mu     sync.Mutex
+	free   []int
+	next   int
+	used   int
+	owners int
+}
+
+// Ids stay below 2^31; a sandbox has 65,536 of its own, a pool's owner one that is mapped in no sandbox.
+const (
+	idsPerSandbox = 1 << 16
+	firstOwner    = 0x1fff0000
+	maxOwners     = 0xffff
+	firstBase     = 0x20000000
+	maxSlots      = 16000
+)
+
+func newSlots() *slots { return &slots{} }
+
+func (s *slots) take() (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := len(s.free); n > 0 {
+		slot := s.free[0]
+		s.free = s.free[1:]
+		s.used++
+		return slot, nil
+	}
+	if s.next == maxSlots {
+		return 0, fault.New(fault.Exhausted, "this host holds at most %d sandboxes", maxSlots)
+	}
+	s.next++
+	s.used++
+	return s.next - 1, nil
+}
+
+func (s *slots) give(slot int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free = append(s.free, slot)
+	s.used--
+}
+
+func (s *slots) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.used
+}
+
+func (s *slots) takeOwner() (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.owners == maxOwners {
+		return 0, fault.New(fault.Exhausted, "too many templates and tenants on this host")
+	}
+	s.owners++
+	return firstOwner + s.owners, nil
+}
+
+func uidBase(slot int) int { return firstBase + slot*idsPerSandbox }
+
+func groupName(slot int) string { return "sb" + strconv.Itoa(slot) }
+
+func isGone(err error) bool { return errors.Is(err, unix.ESRCH) || errors.Is(err, os.ErrProcessDone) }

@@ -1,0 +1,118 @@
+package maker
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// oomLog remembers whom the kernel killed for lack of memory, from the kernel's own log: no other place names the
+// victim. Without the log (no /dev/kmsg) the counters of the cgroup still tell that it happened.
+type oomLog struct {
+	file   *os.File
+	prefix string // of our cgroups, "/cove-x/"
+
+	mu      sync.Mutex
+	victims map[string]victim // by group name, the latest
+}
+
+type victim struct {
+	process string
+	pid     int
+	rssKB   int64
+	init    bool // it was the sandbox's PID 1
+}
+
+func (v victim) String() string {
+	if v.rssKB > 0 {
+		return fmt.Sprintf("out of memory: the kernel killed %s, which used %d MiB", v.process, v.rssKB>>10)
+	}
+	return fmt.Sprintf("out of memory: the kernel killed %s", v.process)
+}
+
+func followOOM(log *slog.Logger, prefix string) *oomLog {
+	o := &oomLog{prefix: prefix, victims: map[string]victim{}}
+	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		log.Warn("no kernel log: out-of-memory victims cannot be named", "error", err)
+		return o
+	}
+	_, _ = unix.Seek(fd, 0, unix.SEEK_END)
+	o.file = os.NewFile(uintptr(fd), "/dev/kmsg")
+	go o.follow()
+	return o
+}
+
+func (o *oomLog) follow() {
+	buf := make([]byte, 8<<10)
+	for {
+		n, err := o.file.Read(buf)
+		if err != nil {
+			if strings.Contains(err.Error(), "broken pipe") { // records were overwritten before we read them
+				continue
+			}
+			return
+		}
+		o.hear(string(buf[:n]))
+	}
+}
+
+var (
+	oomTask   = regexp.MustCompile(`oom-kill:.*task_memcg=([^,]+),task=(.+),pid=(\d+),uid=(\d+)`)
+	oomKilled = regexp.MustCompile(`Killed process (\d+) \(.*\).*anon-rss:(\d+)kB`)
+)
+
+// hear reads one record. Process names come from sandboxes: they are only ever shown.
+func (o *oomLog) hear(record string) {
+	if f := oomTask.FindStringSubmatch(record); f != nil {
+		group, ok := strings.CutPrefix(f[1], o.prefix)
+		if !ok {
+			return
+		}
+		group, _, _ = strings.Cut(group, "/")
+		pid, _ := strconv.Atoi(f[3])
+		uid, _ := strconv.Atoi(f[4])
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.victims[group] = victim{process: strings.ToValidUTF8(f[2], "?"), pid: pid, init: f[2] == "cove-agent" && uid%idsPerSandbox == 0}
+		return
+	}
+	if f := oomKilled.FindStringSubmatch(record); f != nil {
+		pid, _ := strconv.Atoi(f[1])
+		rss, _ := strconv.ParseInt(f[2], 10, 64)
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		for group, v := range o.victims {
+			if v.pid == pid {
+				v.rssKB = rss
+				o.victims[group] = v
+			}
+		}
+	}
+}
+
+func (o *oomLog) victim(group string) (victim, bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	v, ok := o.victims[group]
+	return v, ok
+}
+
+// forget lets a group's name be used again.
+func (o *oomLog) forget(group string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.victims, group)
+}
+
+func (o *oomLog) close() {
+	if o.file != nil {
+		o.file.Close()
+	}
+}

@@ -1,0 +1,128 @@
+package maker
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"strings"
+
+	"golang.org/x/net/bpf"
+
+	"github.com/covehq/cove/internal/driver/native/seccomp"
+)
+
+// Bounds of a plan, the same as in shell/shell.c.
+const (
+	maxLayers = 24
+	maxTrees  = 8
+	maxTarget = 247
+	maxFilter = 1024
+)
+
+const (
+	modeSandbox = 1
+	modeZygote  = 2
+
+	storageGiven = 0
+	storageTmpfs = 1
+)
+
+type planTree struct {
+	First, Count uint32
+	Target       [248]byte
+}
+
+// plan mirrors struct plan of shell/shell.c, little-endian.
+type plan struct {
+	Mode, Storage, Volatile, NoFile uint32
+	Layers, Trees, Cgroups, Filter  uint32
+	UID, GID, Argc, _               uint32
+	Bound, TmpfsBytes               uint64
+	Base                            [256]byte
+	Hostname                        [64]byte
+	Tree                            [maxTrees]planTree
+	Argv                            [1024]byte
+	Program                         [maxFilter]uint64
+}
+
+type report struct {
+	Step [60]byte
+	Err  uint32
+}
+
+func (p *plan) setArgv(argv ...string) error {
+	joined := strings.Join(argv, "\x00") + "\x00"
+	if len(joined) > len(p.Argv) {
+		return fmt.Errorf("arguments are too long")
+	}
+	p.Argc = uint32(len(argv))
+	copy(p.Argv[:], joined)
+	return nil
+}
+
+func (p *plan) setFilter(program []bpf.RawInstruction) {
+	p.Filter = uint32(len(program))
+	b := seccomp.Bytes(program)
+	for i := range program {
+		p.Program[i] = binary.LittleEndian.Uint64(b[8*i:])
+	}
+}
+
+func (p *plan) bytes() []byte {
+	var b bytes.Buffer
+	if err := binary.Write(&b, binary.LittleEndian, p); err != nil {
+		panic(err) // a fixed struct always encodes
+	}
+	return b.Bytes()
+}
+
+// Capabilities, by number.
+const (
+	capChown = iota
+	capDacOverride
+	capDacReadSearch
+	capFowner
+	capFsetid
+	capKill
+	capSetgid
+	capSetuid
+	capSetpcap
+	_
+	capNetBindService
+	_
+	capNetAdmin
+	_
+	_
+	_
+	_
+	_
+	capSysChroot
+	capSysPtrace
+	_
+	capSysAdmin
+	_
+	_
+	capSysResource
+	_
+	_
+	capMknod
+	_
+	capAuditWrite
+	_
+	capSetfcap
+	_
+	_
+	capSyslog
+)
+
+// makerBound is what the maker itself keeps: to make namespaces, mounts and id maps (SYS_ADMIN, SETUID, SETGID,
+// SYS_PTRACE for descriptors of namespaces, SETPCAP to drop what its children shall not have), networks (NET_ADMIN, and
+// NET_BIND_SERVICE for the resolver's port), files and devices of the base (CHOWN, DAC_OVERRIDE, FOWNER, MKNOD), the
+// kernel's log (SYSLOG), and to end processes (KILL).
+const makerBound = 1<<capSysAdmin | 1<<capSetuid | 1<<capSetgid | 1<<capSysPtrace | 1<<capSetpcap | 1<<capNetAdmin |
+	1<<capNetBindService | 1<<capChown | 1<<capDacOverride | 1<<capFowner | 1<<capMknod | 1<<capSyslog | 1<<capKill | 1<<capSysChroot
+
+// agentBound is what the agent may hold: what sudo's root gets, and SYS_PTRACE, which keeps that root from tracing the
+// agent. SETPCAP lets the agent take SYS_PTRACE out of its own bounding set; it drops itself with it.
+const agentBound = 1<<capChown | 1<<capDacOverride | 1<<capFowner | 1<<capFsetid | 1<<capSetuid | 1<<capSetgid |
+	1<<capSetfcap | 1<<capKill | 1<<capNetBindService | 1<<capSysChroot | 1<<capAuditWrite | 1<<capSysPtrace | 1<<capSetpcap

@@ -1,0 +1,302 @@
+package maker
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/policy"
+	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/template"
+)
+
+// pool keeps shells and zygotes for one template of one tenant.
+type pool struct {
+	m        *Maker
+	key      poolKey
+	template *template.Template
+	owner    int // the uid of its zygotes, which owns its shells' user namespaces
+	size     int
+	form     form
+	limits   template.Limits
+	ctx      context.Context // ends with the pool; owns its goroutines
+	cancel   context.CancelFunc
+	building chan struct{} // bounds how many shells are made at once
+	refill   chan struct{}
+
+	mu      sync.Mutex
+	started bool
+	shells  []*shell
+	zygotes []*zygote // the newest last
+	nextZ   int
+	failed  error         // why shells cannot be made, for callers
+	making  chan struct{} // closed when the zygote that is being started is there or has failed
+}
+
+// Rotation of zygotes: siblings share a hash seed and an address layout, and a zygote with many children forks slowly.
+const (
+	zygoteLive  = 128
+	zygoteForks = 5000
+	zygoteAge   = 6 * time.Hour
+)
+
+const defaultDisk = 2 << 30
+
+func newPool(m *Maker, key poolKey, t *template.Template, owner int) *pool {
+	ctx, cancel := context.WithCancel(context.Background()) // owned by the pool, ended by close
+	disk := t.Limits.DiskBytes
+	if disk == 0 {
+		disk = defaultDisk
+	}
+	return &pool{
+		m: m, key: key, template: t, owner: owner, size: m.cfg.PoolSize, ctx: ctx, cancel: cancel,
+		form:     form{storage: sandbox.StorageVolatile, disk: disk},
+		limits:   template.Limits{CPUs: 1, MemoryBytes: 512 << 20, Pids: 256},
+		building: make(chan struct{}, max(2, runtime.NumCPU())),
+		refill:   make(chan struct{}, 1),
+	}
+}
+
+// prepare returns when a zygote is ready and at least one shell waits.
+func (p *pool) prepare(ctx context.Context) error {
+	if p.warm() {
+		if _, err := p.zygote(ctx); err != nil {
+			return err
+		}
+	}
+	p.mu.Lock()
+	first := !p.started
+	if first {
+		p.started = true
+		p.m.wg.Add(1)
+		go p.fill()
+	}
+	p.mu.Unlock()
+	if !first {
+		return nil
+	}
+	// Prove that a shell can be made, so that the first caller is not the one who learns that it cannot.
+	s, err := p.makeOne(ctx, p.form)
+	if err != nil {
+		return err
+	}
+	p.mu.Lock()
+	p.shells = append(p.shells, s)
+	p.mu.Unlock()
+	return nil
+}
+
+// warm tells whether kernels are forked from a zygote.
+func (p *pool) warm() bool {
+	return p.template.Python.Executable != "" && len(p.template.Python.Preload) > 0
+}
+
+// fill keeps the pool full, off everybody's path.
+func (p *pool) fill() {
+	defer p.m.wg.Done()
+	for {
+		p.mu.Lock()
+		short := p.size - len(p.shells)
+		p.mu.Unlock()
+		if short <= 0 {
+			select {
+			case <-p.refill:
+				continue
+			case <-p.ctx.Done():
+				return
+			}
+		}
+		s, err := p.makeOne(p.ctx, p.form)
+		p.mu.Lock()
+		p.failed = err
+		if err == nil && p.ctx.Err() == nil {
+			p.shells = append(p.shells, s)
+			s = nil
+		}
+		p.mu.Unlock()
+		if s != nil {
+			s.kill()
+			p.m.retire(s)
+		}
+		if err != nil && p.ctx.Err() == nil {
+			p.m.log.Error("fill pool", "template", p.template.Name, "error", err)
+			select {
+			case <-time.After(time.Second): // the host is in trouble; do not add to it
+			case <-p.ctx.Done():
+			}
+		}
+		if p.ctx.Err() != nil {
+			return
+		}
+	}
+}
+
+func (p *pool) makeOne(ctx context.Context, f form) (*shell, error) {
+	select {
+	case p.building <- struct{}{}:
+		defer func() { <-p.building }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	s, err := p.m.makeShell(p.template, p.owner, f, p.limits)
+	if err != nil {
+		return nil, err
+	}
+	if p.m.net != nil {
+		// Nobody lives in it yet: give it the usual policy now rather than on the create path.
+		if err := p.m.setNetwork(s, policy.Network{Mode: policy.Internet}); err != nil {
+			s.kill()
+			p.m.retire(s)
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// take gets a shell: a pooled one that is still alive, or a new one.
+func (p *pool) take(ctx context.Context, f form) (*shell, error) {
+	if f.disk == 0 {
+		f.disk = p.form.disk
+	}
+	if f.storage == "" {
+		f.storage = p.form.storage
+	}
+	if f == p.form {
+		for {
+			s := p.pop()
+			if s == nil {
+				break
+			}
+			select {
+			case <-s.done:
+				p.m.retire(s)
+				continue
+			default:
+				return s, nil
+			}
+		}
+	}
+	return p.makeOne(ctx, f)
+}
+
+func (p *pool) pop() *shell {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := len(p.shells)
+	if n == 0 {
+		return nil
+	}
+	s := p.shells[0]
+	p.shells = p.shells[1:]
+	select {
+	case p.refill <- struct{}{}:
+	default:
+	}
+	return s
+}
+
+// zygote gives one that can take another child, and starts one when there is none. One start at a time.
+func (p *pool) zygote(ctx context.Context) (*zygote, error) {
+	for {
+		p.mu.Lock()
+		z, spare := p.usable()
+		if z != nil {
+			if !spare && p.making == nil {
+				p.startNext() // before it is needed
+			}
+			p.mu.Unlock()
+			return z, nil
+		}
+		if p.making == nil {
+			p.startNext()
+		}
+		making := p.making
+		p.mu.Unlock()
+		select {
+		case <-making:
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-p.ctx.Done():
+			return nil, fault.New(fault.Unavailable, "the maker is shutting down")
+		}
+		p.mu.Lock()
+		z, _ = p.usable()
+		err := p.failed
+		p.mu.Unlock()
+		if z != nil {
+			return z, nil
+		}
+		if err != nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "the kernel of template %s cannot be started", p.template.Name)
+		}
+	}
+}
+
+// usable picks the zygote with the fewest children and tells whether there is room to spare. Called with p.mu.
+func (p *pool) usable() (best *zygote, spare bool) {
+	room, fewest := 0, zygoteLive
+	kept := p.zygotes[:0]
+	for _, z := range p.zygotes {
+		living, forks, dead := z.load()
+		if dead {
+			continue
+		}
+		old := forks >= zygoteForks || time.Since(z.born) > zygoteAge
+		if old && living == 0 {
+			z.stop()
+			continue
+		}
+		kept = append(kept, z)
+		if old {
+			continue
+		}
+		room += zygoteLive - living
+		if living < fewest {
+			best, fewest = z, living
+		}
+	}
+	p.zygotes = kept
+	return best, room > zygoteLive/4
+}
+
+// startNext starts a zygote in the background. Called with p.mu.
+func (p *pool) startNext() {
+	done := make(chan struct{})
+	p.making = done
+	p.nextZ++
+	name := fmt.Sprintf("zy%d-%d", p.owner-firstOwner, p.nextZ)
+	p.m.wg.Add(1)
+	go func() {
+		defer p.m.wg.Done()
+		z, err := p.m.startZygote(p.ctx, p.template, p.owner, name)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.failed = err
+		if err == nil {
+			p.zygotes = append(p.zygotes, z)
+			p.m.log.Info("zygote ready", "template", p.template.Name, "tenant", p.key.tenant, "pid", z.pid, "seconds", z.ready.Seconds, "rss_kb", z.ready.RSSKB)
+			if p.ctx.Err() != nil {
+				z.stop()
+			}
+		}
+		p.making = nil
+		close(done)
+	}()
+}
+
+func (p *pool) close() {
+	p.cancel()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.shells {
+		s.kill()
+		p.m.retire(s)
+	}
+	p.shells = nil
+	for _, z := range p.zygotes {
+		z.stop()
+	}
+}

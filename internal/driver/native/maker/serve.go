@@ -1,0 +1,216 @@
+package maker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/covehq/cove/internal/driver/native/wire"
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/sandbox"
+)
+
+// SocketPath is where a maker listens.
+func SocketPath(dataDir string) string { return filepath.Join(dataDir, "maker", "socket") }
+
+// Serve answers the server until ctx ends or somebody asks for a shutdown.
+func (m *Maker) Serve(ctx context.Context, l *net.UnixListener) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop()
+	var conns sync.WaitGroup
+	defer conns.Wait()
+	for {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("accept: %w", err)
+		}
+		if err := m.admit(c); err != nil {
+			m.log.Warn("refused a caller", "error", err)
+			c.Close()
+			continue
+		}
+		conns.Go(func() {
+			unwatch := context.AfterFunc(ctx, func() { c.Close() })
+			defer unwatch()
+			defer c.Close()
+			m.converse(ctx, c, cancel)
+		})
+	}
+}
+
+// admit lets root and the server's uid in; the socket's permissions say the same.
+func (m *Maker) admit(c *net.UnixConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var cred *unix.Ucred
+	var credErr error
+	err = raw.Control(func(fd uintptr) { cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if err = errors.Join(err, credErr); err != nil {
+		return err
+	}
+	if cred.Uid != 0 && int(cred.Uid) != m.cfg.ServerUID {
+		return fmt.Errorf("uid %d", cred.Uid)
+	}
+	return nil
+}
+
+// converse answers one connection's requests in order.
+func (m *Maker) converse(ctx context.Context, c *net.UnixConn, shutdown func()) {
+	for {
+		var r wire.Request
+		files, err := wire.Receive(c, &r)
+		wire.CloseAll(files) // no request carries any
+		if err != nil {
+			if !errors.Is(err, io.EOF) && ctx.Err() == nil {
+				m.log.Warn("request", "error", err)
+			}
+			return
+		}
+		if r.Op == wire.OpEnded {
+			m.tellEnds(ctx, c)
+			return
+		}
+		response, give := m.answer(ctx, r)
+		err = wire.Send(c, response, give...)
+		wire.CloseAll(give)
+		if err != nil {
+			if r.Op == wire.OpStart && response.Fault == nil {
+				// Whoever asked has left and will never name this sandbox.
+				_ = m.Stop(ctx, r.Start.ID, sandbox.CauseStartFail)
+			}
+			return
+		}
+		if r.Op == wire.OpShutdown {
+			shutdown()
+			return
+		}
+	}
+}
+
+func (m *Maker) answer(ctx context.Context, r wire.Request) (response wire.Response, give []*os.File) {
+	var err error
+	switch r.Op {
+	case wire.OpHello:
+		response.Hello = m.hello()
+	case wire.OpPrepare:
+		err = m.Prepare(ctx, r.Tenant, r.Template)
+	case wire.OpStart:
+		if r.Start == nil {
+			err = fault.New(fault.Invalid, "start without a request")
+			break
+		}
+		var f *os.File
+		if f, response.Warm, err = m.Start(ctx, *r.Start); err == nil {
+			give = []*os.File{f}
+		}
+	case wire.OpChannel:
+		var f *os.File
+		if f, err = m.Channel(r.ID); err == nil {
+			give = []*os.File{f}
+		}
+	case wire.OpFloor:
+		var f *os.File
+		if f, err = m.Floor(ctx, poolKey{r.Tenant, r.ID}); err == nil {
+			give = []*os.File{f}
+		}
+	case wire.OpKernel:
+		err = m.Kernel(ctx, r.ID, r.Kernel)
+	case wire.OpChange:
+		if r.Change == nil {
+			err = fault.New(fault.Invalid, "change without a change")
+			break
+		}
+		err = m.Change(r.ID, *r.Change)
+	case wire.OpUsage:
+		usage, uerr := m.Usage(r.ID)
+		response.Usage, err = &usage, uerr
+	case wire.OpStop:
+		err = m.Stop(ctx, r.ID, r.Cause)
+	case wire.OpList:
+		response.Instances = m.List(r.After)
+	case wire.OpForget:
+		m.ends.forget(r.IDs)
+	case wire.OpStats:
+		response.Stats = m.stats()
+	case wire.OpShutdown:
+	case wire.OpEnded:
+	default:
+		err = fault.New(fault.Unsupported, "unknown request %q", r.Op)
+	}
+	if err != nil {
+		return wire.Failed(err), nil
+	}
+	return response, give
+}
+
+func (m *Maker) hello() *wire.Hello {
+	return &wire.Hello{Version: wire.Version, PID: os.Getpid(), BootID: m.bootID, Cgroup: int(m.groups.Version()), Disk: "image", Network: m.net != nil}
+}
+
+// tellEnds streams ends until the listener leaves.
+func (m *Maker) tellEnds(ctx context.Context, c *net.UnixConn) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		defer cancel() // the listener never speaks again: whatever comes means that it left
+		var b [1]byte
+		_, _ = c.Read(b[:])
+	}()
+	position := 0
+	for {
+		ends, next, grown := m.ends.from(position)
+		for i := range ends {
+			if wire.Send(c, wire.Response{Ended: &ends[i]}) != nil {
+				return
+			}
+		}
+		position = next
+		select {
+		case <-grown:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (m *Maker) stats() *wire.Stats {
+	m.mu.Lock()
+	s := &wire.Stats{Sandboxes: len(m.sandboxes), Dying: len(m.dying), Slots: m.slots.count(), Goroutine: runtime.NumGoroutine()}
+	pools := make([]*pool, 0, len(m.pools))
+	for _, p := range m.pools {
+		pools = append(pools, p)
+	}
+	m.mu.Unlock()
+	for _, p := range pools {
+		p.mu.Lock()
+		s.Pooled += len(p.shells)
+		for _, z := range p.zygotes {
+			living, forks, dead := z.load()
+			if !dead {
+				s.Zygotes = append(s.Zygotes, wire.ZygoteStats{
+					Template: p.template.Name, Tenant: p.key.tenant, PID: z.pid, Forks: forks, Live: living, RSSKB: z.ready.RSSKB,
+				})
+			}
+		}
+		p.mu.Unlock()
+	}
+	if entries, err := os.ReadDir("/proc/self/fd"); err == nil {
+		s.FDs = len(entries)
+	}
+	return s
+}

@@ -1,0 +1,299 @@
+package maker
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/driver/native/cgroup"
+	"github.com/covehq/cove/internal/driver/native/seccomp"
+	"github.com/covehq/cove/internal/driver/native/wire"
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/policy"
+	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/template"
+)
+
+// shell is a sandbox without an occupant: namespaces, cgroup, file tree, network and an agent as PID 1.
+type shell struct {
+	slot    int
+	pid     int
+	pidfd   *os.File
+	group   *cgroup.Group
+	channel *net.UnixConn // to the agent; when it closes, the agent exits
+	form    form
+	network policy.Network // in force
+	linked  bool
+	done    chan struct{}   // closed when PID 1 was reaped
+	status  unix.WaitStatus // valid after done
+}
+
+// form is what of a shell cannot be changed after it was made.
+type form struct {
+	storage sandbox.Storage
+	disk    int64
+}
+
+const sandboxNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWNET
+
+// makeShell climbs the ladder; a failure takes every step back.
+func (m *Maker) makeShell(t *template.Template, owner int, f form, limits template.Limits) (_ *shell, err error) {
+	var undo undo
+	defer undo.run()
+
+	slot, err := m.slots.take()
+	if err != nil {
+		return nil, err
+	}
+	undo.add(func() { m.slots.give(slot) })
+	s := &shell{slot: slot, form: f, done: make(chan struct{}), network: policy.Network{Mode: policy.None}}
+
+	s.group, err = m.groups.New(groupName(slot), cgroupLimits(limits))
+	if err != nil {
+		return nil, err
+	}
+	undo.add(func() { m.retireGroup(s.group) })
+
+	mine, theirs, err := wire.Pair(unix.SOCK_SEQPACKET)
+	if err != nil {
+		return nil, err
+	}
+	defer mine.Close()
+	s.pid, s.pidfd, err = clone(birth{
+		program: m.host.shell, flags: sandboxNamespaces, userland: true, owner: owner, base: uidBase(slot), socket: theirs, stderr: debugStderr(),
+	})
+	theirs.Close()
+	if err != nil {
+		return nil, err
+	}
+	undo.add(func() {
+		_ = signal(s.pidfd, unix.SIGKILL)
+		_, _ = waitExit(s.pid, s.pidfd)
+		s.pidfd.Close()
+	})
+	if err := m.furnish(s, t, mine); err != nil {
+		return nil, fmt.Errorf("make shell: %w", err)
+	}
+	undo.add(func() { s.channel.Close() })
+	if err := m.connect(s); err != nil {
+		return nil, err
+	}
+	undo.release()
+	go m.attend(s)
+	return s, nil
+}
+
+// furnish gives the newborn its layers, state and channel and waits until it is an agent.
+func (m *Maker) furnish(s *shell, t *template.Template, socket *os.File) error {
+	userns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", s.pid))
+	if err != nil {
+		return err
+	}
+	defer userns.Close()
+
+	p := &plan{Mode: modeSandbox, NoFile: maxOpenFiles(), Bound: agentBound}
+	copy(p.Base[:], base)
+	copy(p.Hostname[:], "sandbox")
+	p.setFilter(seccomp.Sandbox())
+	if err := p.setArgv("cove-agent"); err != nil {
+		return err
+	}
+	files, err := planTrees(p, t, userns)
+	defer func() { wire.CloseAll(files) }()
+	if err != nil {
+		return err
+	}
+	switch s.form.storage {
+	case sandbox.StorageTmpfs:
+		p.Storage, p.TmpfsBytes, p.Volatile = storageTmpfs, uint64(s.form.disk), 1
+	default:
+		disk, err := m.disks.make(s.form)
+		if err != nil {
+			return fmt.Errorf("make disk: %w", err)
+		}
+		files = append(files, disk)
+		if err := setAttr(disk, 0, userns); err != nil {
+			return err
+		}
+		if s.form.storage == sandbox.StorageVolatile {
+			p.Volatile = 1
+		}
+	}
+	for _, name := range []string{base + "/dev", base + "/cove"} {
+		f, err := cloneTree(name)
+		if err != nil {
+			return err
+		}
+		files = append(files, f)
+	}
+	mine, theirs, err := wire.Pair(unix.SOCK_SEQPACKET)
+	if err != nil {
+		return err
+	}
+	files = append(files, theirs)
+	joiners := s.group.Joiners()
+	p.Cgroups = uint32(len(joiners))
+	sent := append([]*os.File{}, files[:len(files)-1]...)
+	sent = append(sent, m.host.agent, theirs)
+	if err := order(socket, p, append(sent, joiners...)); err != nil {
+		mine.Close()
+		return err
+	}
+	s.channel, err = wire.Conn(mine)
+	return err
+}
+
+// planTrees clones the layers of a template, idmapped to a user namespace when there is one.
+func planTrees(p *plan, t *template.Template, userns *os.File) (files []*os.File, err error) {
+	for i, tree := range t.Trees {
+		p.Tree[i] = planTree{First: p.Layers, Count: uint32(len(tree.Lower))}
+		copy(p.Tree[i].Target[:], tree.Target[1:])
+		for _, dir := range tree.Lower {
+			f, err := cloneTree(dir)
+			if err != nil {
+				return files, err
+			}
+			files = append(files, f)
+			if err := setAttr(f, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV, userns); err != nil {
+				return files, err
+			}
+			p.Layers++
+		}
+	}
+	p.Trees = uint32(len(t.Trees))
+	return files, nil
+}
+
+// connect attaches the network; the policy at first is none.
+func (m *Maker) connect(s *shell) error {
+	if m.net == nil {
+		return nil
+	}
+	netns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", s.pid))
+	if err != nil {
+		return err
+	}
+	defer netns.Close()
+	if _, err := m.net.Attach(s.slot, int(netns.Fd())); err != nil {
+		_ = m.net.Detach(s.slot)
+		return fmt.Errorf("attach network: %w", err)
+	}
+	s.linked = true
+	return nil
+}
+
+// setNetwork changes what may leave.
+func (m *Maker) setNetwork(s *shell, n policy.Network) error {
+	if m.net == nil {
+		if n.Mode == policy.None {
+			return nil
+		}
+		return fault.New(fault.Unsupported, "this server runs without a network for sandboxes; use network mode none")
+	}
+	if equalNetwork(s.network, n) {
+		return nil
+	}
+	if err := m.net.SetPolicy(s.slot, n); err != nil {
+		return fmt.Errorf("network policy: %w", err)
+	}
+	s.network = n
+	return nil
+}
+
+func equalNetwork(a, b policy.Network) bool {
+	return a.Mode == b.Mode && len(a.Allow)+len(a.Deny)+len(b.Allow)+len(b.Deny) == 0
+}
+
+// attend waits for PID 1's end.
+func (m *Maker) attend(s *shell) {
+	status, err := waitExit(s.pid, s.pidfd)
+	if err != nil {
+		m.log.Error("wait for sandbox", "slot", s.slot, "error", err)
+	}
+	s.status = status
+	close(s.done)
+}
+
+// kill ends the sandbox's PID 1 and with it every process in its pid namespace.
+func (s *shell) kill() {
+	_ = signal(s.pidfd, unix.SIGKILL)
+}
+
+// retire gives back everything a dead shell held; it may take a while and runs off every caller's path.
+func (m *Maker) retire(s *shell) {
+	m.mu.Lock()
+	m.dying[s] = struct{}{}
+	m.mu.Unlock()
+	m.wg.Add(1)
+	go func() {
+		defer m.wg.Done()
+		<-s.done
+		s.channel.Close()
+		if s.linked {
+			if err := m.net.Detach(s.slot); err != nil {
+				m.log.Error("detach network", "slot", s.slot, "error", err)
+			}
+		}
+		m.retireGroup(s.group)
+		m.oom.forget(s.group.Name())
+		s.pidfd.Close()
+		m.mu.Lock()
+		delete(m.dying, s)
+		m.mu.Unlock()
+		m.slots.give(s.slot)
+	}()
+}
+
+// retireGroup removes a cgroup whose processes are gone or going. The kernel may need most of a second after a kill.
+func (m *Maker) retireGroup(g *cgroup.Group) {
+	for wait := time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
+		err := g.Remove()
+		if err == nil {
+			return
+		}
+		if !errors.Is(err, unix.EBUSY) {
+			m.log.Error("remove cgroup", "cgroup", g.Name(), "error", err)
+			return
+		}
+		g.Kill()
+		time.Sleep(wait) // rmdir is the only way to learn that the last process has left
+	}
+}
+
+// tell sends the agent a message with descriptors.
+func (s *shell) tell(msg agentapi.Message, files ...*os.File) error {
+	if err := s.channel.SetWriteDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		return err
+	}
+	if err := wire.Send(s.channel, msg, files...); err != nil {
+		return fmt.Errorf("tell agent: %w", err)
+	}
+	return nil
+}
+
+// maxOpenFiles is the hard limit of everything in a sandbox; a sandbox's own limit is the soft one below it. Without
+// CAP_SYS_RESOURCE nobody can have more than the maker itself.
+func maxOpenFiles() uint32 {
+	var own unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &own) != nil {
+		return 1024
+	}
+	return uint32(min(own.Max, 65536))
+}
+
+func cgroupLimits(l template.Limits) cgroup.Limits {
+	return cgroup.Limits{CPUs: l.CPUs, MemoryBytes: l.MemoryBytes, Pids: l.Pids}
+}
+
+// debugStderr lets a shell's and agent's own messages through when the operator asked for them.
+func debugStderr() *os.File {
+	if os.Getenv("COVE_DEBUG_AGENT") != "" {
+		return os.Stderr
+	}
+	return nil
+}

@@ -1,0 +1,340 @@
+// shell: the steps between the birth of a sandbox's first process and the start of its agent, or of a zygote.
+//
+// The maker clones this program into fresh namespaces and sends it one plan with descriptors. It runs alone there, in
+// one thread, before any code of a template or a user: that is why it is not Go. It needs no libc: it is 10 KiB,
+// starts in a fifth of a millisecond and touches a few pages. Every step that fails is named to the maker.
+//
+// The layout of struct plan is mirrored in plan.go; a test compares their sizes.
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long u64;
+typedef long i64;
+
+#include "syscalls.h"
+
+#define SOCK 3
+#define MAX_LAYERS 24
+#define MAX_TREES 8
+#define MAX_FILTER 1024
+#define MAX_FDS 48
+
+enum { MODE_SANDBOX = 1, MODE_ZYGOTE = 2 };
+enum { STORAGE_GIVEN = 0, STORAGE_TMPFS = 1 };
+
+struct tree {
+	u32 first, count; // layers, uppermost first
+	char target[248]; // path inside, without the leading slash; empty for the root
+};
+
+struct plan {
+	u32 mode, storage, volatile_, nofile;
+	u32 layers, trees, cgroups, filter_len;
+	u32 uid, gid, argc, pad;
+	u64 bound, tmpfs_bytes;
+	char base[256];
+	char hostname[64];
+	struct tree tree[MAX_TREES];
+	char argv[1024];
+	u64 filter[MAX_FILTER];
+};
+
+struct report {
+	char step[60];
+	u32 err;
+};
+
+static struct plan plan;
+static int fds[MAX_FDS];
+static int sock;
+
+// ---- the little of a C library that is needed
+
+void *memset(void *d, int c, u64 n) { for (u8 *p = d; n--;) *p++ = (u8)c; return d; }
+void *memcpy(void *d, const void *s, u64 n) { u8 *p = d; const u8 *q = s; while (n--) *p++ = *q++; return d; }
+static u64 len(const char *s) { u64 n = 0; while (s[n]) n++; return n; }
+static char *put(char *at, const char *s) { u64 n = len(s); memcpy(at, s, n + 1); return at + n; }
+static char *put_number(char *at, u64 v)
+{
+	char digits[24]; int n = 0;
+	do digits[n++] = (char)('0' + v % 10); while (v /= 10);
+	while (n) *at++ = digits[--n];
+	*at = 0;
+	return at;
+}
+
+static void die(const char *step, i64 ret)
+{
+	struct report r;
+	memset(&r, 0, sizeof r);
+	u64 n = len(step);
+	memcpy(r.step, step, n < sizeof r.step - 1 ? n : sizeof r.step - 1);
+	r.err = (u32)-ret;
+	sys3(NR_write, sock, (i64)&r, sizeof r);
+	sys1(NR_exit_group, 111);
+}
+
+static i64 must(const char *step, i64 ret)
+{
+	if (ret < 0) die(step, ret);
+	return ret;
+}
+
+// ---- receiving the plan
+
+struct iov { void *base; u64 len; };
+struct msg { void *name; u32 namelen; struct iov *iov; u64 iovlen; void *control; u64 controllen; int flags; };
+struct cmsg { u64 len; int level, type; };
+
+static int receive(void)
+{
+	static u8 control[sizeof(struct cmsg) + MAX_FDS * sizeof(int)] __attribute__((aligned(8)));
+	struct iov iov = { &plan, sizeof plan };
+	struct msg m = { 0, 0, &iov, 1, control, sizeof control, 0 };
+	i64 n = must("receive plan", sys3(NR_recvmsg, sock, (i64)&m, MSG_CMSG_CLOEXEC));
+	if (n != sizeof plan) die("plan has another size", -EINVAL);
+	struct cmsg *c = (struct cmsg *)control;
+	if (m.controllen < sizeof *c) die("plan without descriptors", -EINVAL);
+	u64 count = (c->len - sizeof *c) / sizeof(int);
+	memcpy(fds, control + sizeof *c, count * sizeof(int));
+	return (int)count;
+}
+
+// ---- mounting
+
+static i64 mount(const char *src, const char *at, const char *type, u64 flags, const char *data)
+{
+	return sys5(NR_mount, (i64)src, (i64)at, (i64)type, (i64)flags, (i64)data);
+}
+
+static i64 move(int fd, const char *at)
+{
+	return sys5(NR_move_mount, fd, (i64)"", AT_FDCWD, (i64)at, MOVE_MOUNT_F_EMPTY_PATH);
+}
+
+static i64 make_dir(const char *path, u32 mode) { return sys3(NR_mkdirat, AT_FDCWD, (i64)path, mode); }
+
+static char *layer_path(char *at, u32 i) { return put_number(put(at, "l/"), i); }
+
+// tree_path is where a tree is assembled: r, r/usr, …
+static void tree_path(char *at, const struct tree *t)
+{
+	at = put(at, "r");
+	if (t->target[0]) put(put(at, "/"), t->target);
+}
+
+static void mount_tree(u32 index)
+{
+	static char options[2048];
+	char at[300];
+	const struct tree *t = &plan.tree[index];
+	tree_path(at, t);
+	if (plan.mode == MODE_ZYGOTE && t->count == 1) {
+		// An overlay of one layer and nothing above is refused; the layer itself is read-only already.
+		must("move single layer", move(fds[t->first], at));
+		return;
+	}
+	char *o = put(options, "lowerdir=");
+	for (u32 i = 0; i < t->count; i++) {
+		if (i) o = put(o, ":");
+		o = layer_path(o, t->first + i);
+	}
+	u64 flags = MS_NODEV | MS_NOSUID;
+	if (plan.mode == MODE_SANDBOX) {
+		o = put_number(put(o, ",upperdir=s/"), index);
+		o = put_number(put(o, "/u,workdir=s/"), index);
+		o = put(o, "/w");
+		if (plan.volatile_) o = put(o, ",volatile");
+	} else {
+		flags |= MS_RDONLY;
+	}
+	put(o, ",userxattr");
+	must("mount overlay", mount("overlay", at, "overlay", flags, options));
+}
+
+static void mount_layers(void)
+{
+	char at[32];
+	for (u32 i = 0; i < plan.trees; i++) {
+		const struct tree *t = &plan.tree[i];
+		if (plan.mode == MODE_ZYGOTE && t->count == 1) continue;
+		for (u32 k = 0; k < t->count; k++) {
+			layer_path(at, t->first + k);
+			must("move layer", move(fds[t->first + k], at));
+		}
+	}
+}
+
+static void make_tmpfs_state(void)
+{
+	char options[64], at[32];
+	put_number(put(options, "mode=0755,size="), plan.tmpfs_bytes);
+	must("mount state", mount("tmpfs", "s", "tmpfs", MS_NODEV | MS_NOSUID, options));
+	for (u32 i = 0; i < plan.trees; i++) {
+		char *end = put_number(put(at, "s/"), i);
+		must("make state", make_dir(at, 0755));
+		put(end, "/u");
+		must("make upper", make_dir(at, 0755));
+		put(end, "/w");
+		must("make work", make_dir(at, 0755));
+	}
+}
+
+// Files of /proc that tell of the host or act on it. What this kernel does not have is not there to hide.
+static const char *const hidden_files[] = {
+	"kcore", "keys", "key-users", "timer_list", "kallsyms", "interrupts", "softirqs", "sysrq-trigger", "kmsg", "kpagecount",
+	"kpageflags", "kpagecgroup", "vmallocinfo", "slabinfo", "iomem", "ioports", "modules", "mtrr", "pagetypeinfo",
+	"sched_debug", "latency_stats", "config.gz", "version_signature", "vmcore", "diskstats", "partitions", "swaps", 0
+};
+static const char *const hidden_dirs[] = { "acpi", "scsi", "bus", "irq", "fs", "driver", "asound", "pressure", "dynamic_debug", 0 };
+
+static void mount_proc(void)
+{
+	char at[64];
+	u64 flags = MS_NOSUID | MS_NODEV | MS_NOEXEC;
+	if (plan.mode == MODE_ZYGOTE) {
+		must("mount proc", mount("proc", "r/proc", "proc", flags, "subset=pid,hidepid=invisible"));
+		return;
+	}
+	must("mount proc", mount("proc", "r/proc", "proc", flags, 0));
+	for (int i = 0; hidden_files[i]; i++) {
+		put(put(at, "r/proc/"), hidden_files[i]);
+		i64 ret = mount("r/run/cove/hidden", at, 0, MS_BIND, 0);
+		if (ret < 0 && ret != -ENOENT) die("hide a file of proc", ret);
+	}
+	for (int i = 0; hidden_dirs[i]; i++) {
+		put(put(at, "r/proc/"), hidden_dirs[i]);
+		i64 ret = mount("r/run/cove/empty", at, 0, MS_BIND, 0);
+		if (ret < 0 && ret != -ENOENT) die("hide a directory of proc", ret);
+	}
+	must("bind proc/sys", mount("r/proc/sys", "r/proc/sys", 0, MS_BIND, 0));
+	must("freeze proc/sys", mount(0, "r/proc/sys", 0, MS_BIND | MS_REMOUNT | MS_RDONLY | flags, 0));
+}
+
+static void mount_rest(int dev, int cove)
+{
+	if (plan.mode == MODE_SANDBOX) {
+		// A template may lack them; the layer is the sandbox's own. Where they are, nothing happens.
+		make_dir("r/dev", 0755); make_dir("r/proc", 0555); make_dir("r/run", 0755); make_dir("r/sys", 0555);
+	} else {
+		must("mount run", mount("tmpfs", "r/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=64k"));
+	}
+	make_dir("r/run/cove", 0755);
+	must("move dev", move(dev, "r/dev"));
+	must("mount shm", mount("tmpfs", "r/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=256m"));
+	must("mount pts", mount("devpts", "r/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620"));
+	must("move cove", move(cove, "r/run/cove"));
+	mount_proc();
+	// Names are asked of the maker's resolver, whatever the template or image says; some have no such file.
+	i64 named = mount("r/run/cove/resolv.conf", "r/etc/resolv.conf", 0, MS_BIND, 0);
+	if (named < 0 && named != -ENOENT) die("bind resolv.conf", named);
+	if (plan.mode == MODE_ZYGOTE)
+		must("mount tmp", mount("tmpfs", "r/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=64m"));
+}
+
+static void enter_root(void)
+{
+	must("chdir root", sys1(NR_chdir, (i64)"r"));
+	must("pivot", sys2(NR_pivot_root, (i64)".", (i64)"."));
+	must("leave old root", sys2(NR_umount2, (i64)".", MNT_DETACH));
+	must("chdir /", sys1(NR_chdir, (i64)"/"));
+}
+
+// ---- identity and limits
+
+static void loopback_up(void)
+{
+	struct { char name[16]; short flags; char rest[22]; } r;
+	i64 s = sys3(NR_socket, AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (s < 0) return;
+	memset(&r, 0, sizeof r);
+	put(r.name, "lo");
+	r.flags = IFF_UP | IFF_RUNNING;
+	sys3(NR_ioctl, s, SIOCSIFFLAGS, (i64)&r);
+	sys1(NR_close, s);
+}
+
+static void set_limit(int what, u64 value)
+{
+	u64 limit[2] = { value, value };
+	must("limit", sys4(NR_prlimit64, 0, what, (i64)limit, 0));
+}
+
+static void drop_bounding(void)
+{
+	for (int cap = 0; cap < 64; cap++) {
+		if (plan.bound >> cap & 1) continue;
+		i64 ret = sys5(NR_prctl, PR_CAPBSET_DROP, cap, 0, 0, 0);
+		if (ret == -EINVAL) break; // past the last capability of this kernel
+		must("drop bounding set", ret);
+	}
+}
+
+static void become(u32 uid, u32 gid)
+{
+	must("setgroups", sys2(NR_setgroups, 0, 0));
+	must("setgid", sys3(NR_setresgid, gid, gid, gid));
+	must("setuid", sys3(NR_setresuid, uid, uid, uid));
+}
+
+static void filter(void)
+{
+	struct { unsigned short len; u64 *filter; } program = { (unsigned short)plan.filter_len, plan.filter };
+	must("no_new_privs", sys5(NR_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+	must("seccomp", sys3(NR_seccomp, SECCOMP_SET_MODE_FILTER, 0, (i64)&program));
+}
+
+static void join_cgroups(int first)
+{
+	for (u32 i = 0; i < plan.cgroups; i++)
+		must("join cgroup", sys3(NR_write, fds[first + (int)i], (i64)"0", 1));
+	if (plan.mode == MODE_SANDBOX)
+		must("cgroup namespace", sys1(NR_unshare, CLONE_NEWCGROUP));
+}
+
+static void start(int program)
+{
+	char *argv[32], *env[1] = { 0 };
+	u32 n = 0;
+	for (char *p = plan.argv; n < plan.argc && n < 31; p += len(p) + 1) argv[n++] = p;
+	argv[n] = 0;
+	if (program >= 0)
+		must("exec agent", sys5(NR_execveat, program, (i64)"", (i64)argv, (i64)env, AT_EMPTY_PATH));
+	must("exec", sys3(NR_execve, (i64)argv[0], (i64)argv, (i64)env));
+}
+
+void run(void)
+{
+	sock = (int)must("keep socket", sys3(NR_fcntl, SOCK, F_DUPFD_CLOEXEC, 64));
+	int count = receive();
+	int at = (int)plan.layers;
+	int state = plan.mode == MODE_SANDBOX && plan.storage == STORAGE_GIVEN ? fds[at++] : -1;
+	int dev = fds[at++], cove = fds[at++];
+	int program = plan.mode == MODE_SANDBOX ? fds[at++] : -1;
+	int channel = fds[at++];
+	if (at + (int)plan.cgroups != count) die("plan with other descriptors", -EINVAL);
+
+	join_cgroups(at);
+	must("private mounts", mount(0, "/", 0, MS_REC | MS_PRIVATE, 0));
+	must("chdir base", sys1(NR_chdir, (i64)plan.base));
+	mount_layers();
+	if (plan.mode == MODE_SANDBOX) {
+		if (state >= 0) must("move state", move(state, "s"));
+		else make_tmpfs_state();
+	}
+	for (u32 i = 0; i < plan.trees; i++) mount_tree(i);
+	mount_rest(dev, cove);
+	must("hostname", sys2(NR_sethostname, (i64)plan.hostname, (i64)len(plan.hostname)));
+	enter_root();
+	if (plan.mode == MODE_SANDBOX) loopback_up();
+
+	must("session", sys0(NR_setsid));
+	sys1(NR_umask, 022);
+	set_limit(RLIMIT_CORE, 0);
+	if (plan.nofile) set_limit(RLIMIT_NOFILE, plan.nofile);
+	must("channel", sys3(NR_dup3, channel, SOCK, 0));
+	drop_bounding();
+	become(plan.uid, plan.gid);
+	filter();
+	start(program);
+}

@@ -1,0 +1,333 @@
+package maker
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/covehq/cove/internal/driver/native/cgroup"
+	"github.com/covehq/cove/internal/driver/native/seccomp"
+	"github.com/covehq/cove/internal/driver/native/wire"
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/template"
+)
+
+// zygote is a Python process with everything imported that forks itself into sandboxes. It is as weak as a sandbox:
+// an unmapped uid, no capability, a filter, a read-only root; what it answers is checked like any stranger's words.
+type zygote struct {
+	pid    int
+	pidfd  *os.File
+	conn   *net.UnixConn
+	group  *cgroup.Group
+	stderr *tail
+	born   time.Time
+	ready  zygoteMessage
+	gone   chan struct{} // closed when its process was reaped
+
+	sendMu sync.Mutex // one message at a time
+
+	mu      sync.Mutex
+	dead    bool
+	forks   int
+	waiting map[string]chan zygoteAnswer // token → who asked
+	living  map[string]func(exit)        // token → who wants to know its end
+}
+
+// zygoteRequest and zygoteMessage are the protocol of kernel/zygote.py.
+type zygoteRequest struct {
+	Op        string            `json:"op"`
+	Token     string            `json:"token,omitempty"`
+	Preload   []string          `json:"preload,omitempty"`
+	Warmup    string            `json:"warmup,omitempty"`
+	KernelDir string            `json:"kernel_dir,omitempty"`
+	Delta     string            `json:"delta,omitempty"`
+	UID       int               `json:"uid,omitempty"`
+	GID       int               `json:"gid,omitempty"`
+	Groups    []int             `json:"groups,omitempty"`
+	Env       map[string]string `json:"env,omitempty"`
+	Cwd       string            `json:"cwd,omitempty"`
+	NoFile    int               `json:"nofile,omitempty"`
+}
+
+type zygoteMessage struct {
+	Type    string         `json:"type"`
+	Token   string         `json:"token"`
+	PID     int            `json:"pid"`
+	Error   string         `json:"error"`
+	Code    int            `json:"code"`
+	Signal  string         `json:"signal"`
+	Python  string         `json:"python"`
+	Threads int            `json:"threads"`
+	RSSKB   int64          `json:"rss_kb"`
+	Seconds float64        `json:"seconds"`
+	Imports map[string]any `json:"imports"`
+}
+
+type zygoteAnswer struct {
+	message zygoteMessage
+	pidfd   *os.File
+	err     error
+}
+
+// exit is how a kernel ended, as its parent saw it.
+type exit struct {
+	code   int
+	signal string
+}
+
+const zygoteStart = 60 * time.Second
+
+// startZygote starts one and waits until it has imported everything.
+func (m *Maker) startZygote(ctx context.Context, t *template.Template, owner int, name string) (_ *zygote, err error) {
+	var undo undo
+	defer undo.run()
+	z := &zygote{born: time.Now(), gone: make(chan struct{}), waiting: map[string]chan zygoteAnswer{}, living: map[string]func(exit){}}
+
+	// Page tables of children are charged here; leave room, but not without end.
+	z.group, err = m.groups.New(name, cgroup.Limits{MemoryBytes: 4 << 30, Pids: 1024})
+	if err != nil {
+		return nil, err
+	}
+	undo.add(func() { m.retireGroup(z.group) })
+	mine, theirs, err := wire.Pair(unix.SOCK_SEQPACKET)
+	if err != nil {
+		return nil, err
+	}
+	defer mine.Close()
+	errRead, errWrite, err := os.Pipe()
+	if err != nil {
+		theirs.Close()
+		return nil, err
+	}
+	z.stderr = newTail(errRead)
+	z.pid, z.pidfd, err = clone(birth{
+		program: m.host.shell, socket: theirs, stderr: errWrite,
+		flags: unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWNET,
+	})
+	theirs.Close()
+	errWrite.Close()
+	if err != nil {
+		return nil, err
+	}
+	undo.add(func() {
+		_ = signal(z.pidfd, unix.SIGKILL)
+		_, _ = waitExit(z.pid, z.pidfd)
+		z.pidfd.Close()
+	})
+	if err := m.furnishZygote(z, t, owner, mine); err != nil {
+		return nil, fmt.Errorf("start zygote: %w", err)
+	}
+	undo.add(func() { z.conn.Close() })
+	if err := z.configure(ctx, t); err != nil {
+		return nil, err
+	}
+	undo.release()
+	m.wg.Add(1)
+	go func() {
+		defer m.wg.Done()
+		m.attendZygote(z)
+	}()
+	return z, nil
+}
+
+func (m *Maker) furnishZygote(z *zygote, t *template.Template, owner int, socket *os.File) error {
+	p := &plan{Mode: modeZygote, UID: uint32(owner), GID: uint32(owner), NoFile: maxOpenFiles()}
+	copy(p.Base[:], base)
+	copy(p.Hostname[:], "zygote")
+	p.setFilter(seccomp.Zygote())
+	if err := p.setArgv(t.Python.Executable, "-I", "/run/cove/kernel/zygote.py"); err != nil {
+		return err
+	}
+	files, err := planTrees(p, t, nil)
+	defer func() { wire.CloseAll(files) }()
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{base + "/dev", base + "/cove"} {
+		f, err := cloneTree(name)
+		if err != nil {
+			return err
+		}
+		files = append(files, f)
+	}
+	mine, theirs, err := wire.Pair(unix.SOCK_SEQPACKET)
+	if err != nil {
+		return err
+	}
+	files = append(files, theirs)
+	joiners := z.group.Joiners()
+	p.Cgroups = uint32(len(joiners))
+	if err := order(socket, p, append(append([]*os.File{}, files...), joiners...)); err != nil {
+		mine.Close()
+		return err
+	}
+	z.conn, err = wire.Conn(mine)
+	return err
+}
+
+func (z *zygote) configure(ctx context.Context, t *template.Template) error {
+	deadline := time.Now().Add(zygoteStart)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	if err := z.conn.SetDeadline(deadline); err != nil {
+		return err
+	}
+	err := wire.Send(z.conn, zygoteRequest{
+		Op: "configure", Preload: t.Python.Preload, Warmup: t.Python.Warmup, KernelDir: "/run/cove/kernel", Delta: "/run/cove/delta.bpf",
+	})
+	if err == nil {
+		_, err = wire.Receive(z.conn, &z.ready)
+	}
+	if err != nil {
+		return fmt.Errorf("zygote did not start: %w: %s", err, z.stderr.text())
+	}
+	if z.ready.Type != "ready" {
+		return fmt.Errorf("zygote did not start: %s: %s", z.ready.Error, z.stderr.text())
+	}
+	return z.conn.SetDeadline(time.Time{})
+}
+
+// attendZygote hears it until it ends.
+func (m *Maker) attendZygote(z *zygote) {
+	for {
+		var msg zygoteMessage
+		files, err := wire.Receive(z.conn, &msg)
+		if err != nil {
+			break
+		}
+		z.hear(msg, files)
+	}
+	_ = signal(z.pidfd, unix.SIGKILL)
+	_, _ = waitExit(z.pid, z.pidfd)
+	z.mu.Lock()
+	z.dead = true
+	waiting := z.waiting
+	z.waiting = map[string]chan zygoteAnswer{}
+	z.mu.Unlock()
+	for _, c := range waiting {
+		c <- zygoteAnswer{err: fault.New(fault.Unavailable, "the zygote died")}
+	}
+	z.conn.Close()
+	z.pidfd.Close()
+	z.stderr.close()
+	m.retireGroup(z.group)
+	close(z.gone)
+}
+
+func (z *zygote) hear(msg zygoteMessage, files []*os.File) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	switch msg.Type {
+	case "forked", "failed":
+		c := z.waiting[msg.Token]
+		delete(z.waiting, msg.Token)
+		a := zygoteAnswer{message: msg}
+		if msg.Type == "failed" || len(files) != 1 {
+			a.err = fmt.Errorf("zygote: fork: %s", msg.Error)
+			delete(z.living, msg.Token)
+		} else {
+			a.pidfd, files = files[0], nil
+		}
+		if c != nil {
+			c <- a
+		} else if a.pidfd != nil {
+			a.pidfd.Close()
+		}
+	case "exit":
+		if heard := z.living[msg.Token]; heard != nil {
+			delete(z.living, msg.Token)
+			heard(exit{msg.Code, msg.Signal})
+		}
+	}
+	wire.CloseAll(files)
+}
+
+// fork asks for a kernel. onExit is told how it ended; it must not block.
+func (z *zygote) fork(ctx context.Context, r zygoteRequest, onExit func(exit), files ...*os.File) (int, *os.File, error) {
+	answer := make(chan zygoteAnswer, 1)
+	z.mu.Lock()
+	if z.dead {
+		z.mu.Unlock()
+		return 0, nil, fault.New(fault.Unavailable, "the zygote died")
+	}
+	z.waiting[r.Token] = answer
+	if onExit != nil {
+		z.living[r.Token] = onExit
+	}
+	z.forks++
+	z.mu.Unlock()
+
+	z.sendMu.Lock()
+	err := wire.Send(z.conn, r, files...)
+	z.sendMu.Unlock()
+	if err != nil {
+		z.forget(r.Token)
+		return 0, nil, fmt.Errorf("ask zygote: %w", err)
+	}
+	select {
+	case a := <-answer:
+		return a.message.PID, a.pidfd, a.err
+	case <-ctx.Done():
+		z.forget(r.Token)
+		return 0, nil, context.Cause(ctx)
+	}
+}
+
+func (z *zygote) forget(token string) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	delete(z.waiting, token)
+	delete(z.living, token)
+}
+
+func (z *zygote) load() (living, forks int, dead bool) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	return len(z.living), z.forks, z.dead
+}
+
+func (z *zygote) stop() { _ = signal(z.pidfd, unix.SIGKILL) }
+
+// tail keeps the last words of a process that nobody trusts.
+type tail struct {
+	r  *os.File
+	mu sync.Mutex
+	b  []byte
+}
+
+const tailSize = 4 << 10
+
+func newTail(r *os.File) *tail {
+	t := &tail{r: r}
+	go func() {
+		buf := make([]byte, 1024)
+		for {
+			n, err := r.Read(buf)
+			t.mu.Lock()
+			t.b = append(t.b, buf[:n]...)
+			if extra := len(t.b) - tailSize; extra > 0 {
+				t.b = append(t.b[:0], t.b[extra:]...)
+			}
+			t.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}()
+	return t
+}
+
+func (t *tail) text() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return strings.ToValidUTF8(strings.TrimSpace(string(t.b)), "�")
+}
+
+func (t *tail) close() { t.r.Close() }

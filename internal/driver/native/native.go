@@ -1,0 +1,449 @@
+// Package native is the driver for this host: namespaces, cgroups, overlays and zygotes, without Docker and without
+// KVM. It holds no privilege of its own: it asks the maker, and speaks to agents over the channels it is given.
+package native
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/driver/native/maker"
+	"github.com/covehq/cove/internal/driver/native/wire"
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/template"
+)
+
+// Config of the driver.
+type Config struct {
+	DataDir string
+	Log     *slog.Logger
+	// Launch starts a maker for this data directory; nil: one must be running already.
+	Launch func(ctx context.Context, dataDir string) error
+}
+
+// Driver speaks to one maker.
+type Driver struct {
+	cfg   Config
+	path  string
+	hello wire.Hello
+
+	mu       sync.Mutex
+	closed   bool
+	idle     []*net.UnixConn
+	channels map[string]*channel
+	prepared map[string]*template.Template // tenant and digest
+}
+
+// channel is the way to one agent.
+type channel struct {
+	mu   sync.Mutex
+	conn *net.UnixConn
+}
+
+// Open finds the maker or has one started, and checks that it speaks our protocol.
+func Open(ctx context.Context, cfg Config) (*Driver, error) {
+	dir, err := filepath.Abs(cfg.DataDir)
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{cfg: cfg, path: maker.SocketPath(dir), channels: map[string]*channel{}, prepared: map[string]*template.Template{}}
+	if err := d.greet(ctx); err != nil {
+		if cfg.Launch == nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "no maker runs for %s", dir)
+		}
+		if err := cfg.Launch(ctx, dir); err != nil {
+			return nil, fmt.Errorf("start maker: %w", err)
+		}
+		if err := d.greet(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if d.hello.Version != wire.Version {
+		return nil, fault.New(fault.Conflict,
+			"a maker of another version (%d, this server speaks %d) runs here with its sandboxes; end it with: cove maker stop --data-dir %s", d.hello.Version, wire.Version, dir)
+	}
+	return d, nil
+}
+
+func (d *Driver) greet(ctx context.Context) error {
+	r, _, err := d.call(ctx, wire.Request{Op: wire.OpHello})
+	if err != nil {
+		return err
+	}
+	if r.Hello == nil {
+		return errors.New("the maker did not introduce itself")
+	}
+	d.hello = *r.Hello
+	return nil
+}
+
+// MakerPID is the maker's process id.
+func (d *Driver) MakerPID() int { return d.hello.PID }
+
+// Caps of this driver.
+func (d *Driver) Caps() sandbox.Caps {
+	return sandbox.Caps{Name: "native", Isolation: "namespaces", WarmKernels: true, Limits: true, Network: d.hello.Network, Disk: d.hello.Disk}
+}
+
+// Prepare sends a template to the maker and waits for its zygote.
+func (d *Driver) Prepare(ctx context.Context, tenant string, t *template.Template) error {
+	_, _, err := d.call(ctx, wire.Request{Op: wire.OpPrepare, Tenant: tenant, Template: t})
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.prepared[tenant+"/"+t.Digest] = t
+	return nil
+}
+
+func (d *Driver) isPrepared(tenant, digest string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.prepared[tenant+"/"+digest] != nil
+}
+
+// Start makes a sandbox.
+func (d *Driver) Start(ctx context.Context, r sandbox.StartRequest) error {
+	if !d.isPrepared(r.Tenant, r.Template.Digest) {
+		if err := d.Prepare(ctx, r.Tenant, r.Template); err != nil {
+			return err
+		}
+	}
+	response, files, err := d.call(ctx, wire.Request{Op: wire.OpStart, Start: &wire.Start{
+		ID: r.ID, Tenant: r.Tenant, Digest: r.Template.Digest, Limits: r.Limits, Network: r.Network, Storage: r.Storage, Env: r.Env, Deadline: r.Deadline,
+	}})
+	if err != nil {
+		return err
+	}
+	if err := d.keepChannel(r.ID, files); err != nil {
+		return err
+	}
+	if r.Template.Python.Executable == "" {
+		return nil
+	}
+	agent := d.agent(r.ID)
+	if !response.Warm {
+		if _, err := agent.KernelStart(ctx, agentapi.KernelStartParams{Kernel: agentapi.DefaultKernel, Language: "python"}); err != nil {
+			return d.abandon(r.ID, err)
+		}
+	}
+	if _, err := agent.KernelWait(ctx, agentapi.KernelParams{Kernel: agentapi.DefaultKernel}); err != nil {
+		return d.abandon(r.ID, err)
+	}
+	return nil
+}
+
+// abandon stops a sandbox whose start failed; the caller's context may be what failed, so it gets its own.
+func (d *Driver) abandon(id string, cause error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	return errors.Join(cause, d.Stop(ctx, id, sandbox.CauseStartFail))
+}
+
+func (d *Driver) agent(id string) *agentapi.Client {
+	return agentapi.NewClient(func(ctx context.Context) (net.Conn, error) { return d.Dial(ctx, id) })
+}
+
+// Dial opens a connection to the agent: a socket pair, one end of which goes through the channel.
+func (d *Driver) Dial(ctx context.Context, id string) (net.Conn, error) {
+	for attempt := 0; ; attempt++ {
+		c, err := d.channel(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		conn, err := c.dial(ctx)
+		if err == nil {
+			return conn, nil
+		}
+		d.dropChannel(id, c)
+		if attempt == 1 || ctx.Err() != nil {
+			return nil, fault.Wrap(fault.Gone, err, "sandbox %s does not answer", id)
+		}
+	}
+}
+
+func (c *channel) dial(ctx context.Context) (net.Conn, error) {
+	mine, theirs, err := wire.Pair(unix.SOCK_STREAM)
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	c.mu.Lock()
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(10 * time.Second)
+	}
+	_ = c.conn.SetWriteDeadline(deadline)
+	err = wire.Send(c.conn, agentapi.Message{Type: agentapi.MessageConn}, theirs)
+	c.mu.Unlock()
+	if err != nil {
+		mine.Close()
+		return nil, err
+	}
+	return wire.Conn(mine)
+}
+
+// channel gives the one we have to an agent, or asks the maker for one: after a restart of the server.
+func (d *Driver) channel(ctx context.Context, id string) (*channel, error) {
+	d.mu.Lock()
+	c := d.channels[id]
+	d.mu.Unlock()
+	if c != nil {
+		return c, nil
+	}
+	_, files, err := d.call(ctx, wire.Request{Op: wire.OpChannel, ID: id})
+	if err != nil {
+		return nil, err
+	}
+	if err := d.keepChannel(id, files); err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if c := d.channels[id]; c != nil {
+		return c, nil
+	}
+	return nil, fault.New(fault.Gone, "sandbox %s has ended", id)
+}
+
+func (d *Driver) keepChannel(id string, files []*os.File) error {
+	if len(files) != 1 {
+		wire.CloseAll(files)
+		return fmt.Errorf("the maker gave %d descriptors, not one", len(files))
+	}
+	conn, err := wire.Conn(files[0])
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed || d.channels[id] != nil {
+		conn.Close()
+		return nil
+	}
+	d.channels[id] = &channel{conn: conn}
+	return nil
+}
+
+func (d *Driver) dropChannel(id string, c *channel) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if c == nil || d.channels[id] == c {
+		if c = d.channels[id]; c != nil {
+			c.conn.Close()
+		}
+		delete(d.channels, id)
+	}
+}
+
+// Kernel forks a kernel into a sandbox.
+func (d *Driver) Kernel(ctx context.Context, id, kernel string) error {
+	_, _, err := d.call(ctx, wire.Request{Op: wire.OpKernel, ID: id, Kernel: kernel})
+	return err
+}
+
+// Change adjusts a living sandbox.
+func (d *Driver) Change(ctx context.Context, id string, c sandbox.Change) error {
+	_, _, err := d.call(ctx, wire.Request{Op: wire.OpChange, ID: id, Change: &wire.Change{Deadline: c.Deadline, Network: c.Network, Limits: c.Limits}})
+	return err
+}
+
+// Usage of a living sandbox.
+func (d *Driver) Usage(ctx context.Context, id string) (sandbox.Usage, error) {
+	r, _, err := d.call(ctx, wire.Request{Op: wire.OpUsage, ID: id})
+	if err != nil || r.Usage == nil {
+		return sandbox.Usage{}, err
+	}
+	return *r.Usage, nil
+}
+
+// Stop ends a sandbox.
+func (d *Driver) Stop(ctx context.Context, id string, cause sandbox.Cause) error {
+	_, _, err := d.call(ctx, wire.Request{Op: wire.OpStop, ID: id, Cause: cause})
+	d.dropChannel(id, nil)
+	return err
+}
+
+// List gives everything that lives.
+func (d *Driver) List(ctx context.Context) ([]sandbox.Instance, error) {
+	var all []sandbox.Instance
+	after := ""
+	for {
+		r, _, err := d.call(ctx, wire.Request{Op: wire.OpList, After: after})
+		if err != nil {
+			return nil, err
+		}
+		if len(r.Instances) == 0 {
+			return all, nil
+		}
+		all = append(all, r.Instances...)
+		after = r.Instances[len(r.Instances)-1].ID
+	}
+}
+
+// Ended yields ends until ctx ends or the maker is gone.
+func (d *Driver) Ended(ctx context.Context) iter.Seq2[sandbox.Ended, error] {
+	return func(yield func(sandbox.Ended, error) bool) {
+		c, err := d.connect(ctx)
+		if err != nil {
+			yield(sandbox.Ended{}, err)
+			return
+		}
+		defer c.Close()
+		defer context.AfterFunc(ctx, func() { c.Close() })()
+		if err := wire.Send(c, wire.Request{Op: wire.OpEnded}); err != nil {
+			yield(sandbox.Ended{}, err)
+			return
+		}
+		for {
+			var r wire.Response
+			_, err := wire.Receive(c, &r)
+			if ctx.Err() != nil {
+				return
+			}
+			if err != nil {
+				yield(sandbox.Ended{}, fault.Wrap(fault.Unavailable, err, "the maker is gone"))
+				return
+			}
+			if r.Ended != nil {
+				d.dropChannel(r.Ended.ID, nil)
+				if !yield(*r.Ended, nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Forget lets the maker drop ends that were written down.
+func (d *Driver) Forget(ctx context.Context, ids ...string) error {
+	_, _, err := d.call(ctx, wire.Request{Op: wire.OpForget, IDs: ids})
+	return err
+}
+
+// Stats counts what the maker holds.
+func (d *Driver) Stats(ctx context.Context) (wire.Stats, error) {
+	r, _, err := d.call(ctx, wire.Request{Op: wire.OpStats})
+	if err != nil || r.Stats == nil {
+		return wire.Stats{}, err
+	}
+	return *r.Stats, nil
+}
+
+// Floor measures a plain fork of a template's zygote: it returns when the child says that it is ready.
+func (d *Driver) Floor(ctx context.Context, tenant, digest string) (io.Closer, error) {
+	_, files, err := d.call(ctx, wire.Request{Op: wire.OpFloor, Tenant: tenant, ID: digest})
+	if err != nil {
+		return nil, err
+	}
+	if len(files) != 1 {
+		wire.CloseAll(files)
+		return nil, errors.New("the maker gave no descriptor")
+	}
+	conn, err := wire.Conn(files[0])
+	if err != nil {
+		return nil, err
+	}
+	if _, err := agentapi.NewReader(conn).Read(); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("floor: %w", err)
+	}
+	return conn, nil
+}
+
+// Shutdown ends every sandbox and the maker.
+func (d *Driver) Shutdown(ctx context.Context) error {
+	_, _, err := d.call(ctx, wire.Request{Op: wire.OpShutdown})
+	return err
+}
+
+// Close lets go; the maker and its sandboxes live on.
+func (d *Driver) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.closed = true
+	for _, c := range d.idle {
+		c.Close()
+	}
+	for _, c := range d.channels {
+		c.conn.Close()
+	}
+	d.idle, d.channels = nil, map[string]*channel{}
+	return nil
+}
+
+// call sends one request and waits for its answer. A caller that leaves closes the connection, and the maker takes
+// back what nobody will hear about.
+func (d *Driver) call(ctx context.Context, r wire.Request) (wire.Response, []*os.File, error) {
+	c, err := d.take(ctx)
+	if err != nil {
+		return wire.Response{}, nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { c.Close() })
+	var response wire.Response
+	err = wire.Send(c, r)
+	var files []*os.File
+	if err == nil {
+		files, err = wire.Receive(c, &response)
+	}
+	if !stop() {
+		wire.CloseAll(files)
+		return wire.Response{}, nil, context.Cause(ctx)
+	}
+	if err != nil {
+		c.Close()
+		return wire.Response{}, nil, fault.Wrap(fault.Unavailable, err, "the maker does not answer")
+	}
+	d.give(c)
+	if err := response.Err(); err != nil {
+		wire.CloseAll(files)
+		return wire.Response{}, nil, err
+	}
+	return response, files, nil
+}
+
+func (d *Driver) take(ctx context.Context) (*net.UnixConn, error) {
+	d.mu.Lock()
+	if n := len(d.idle); n > 0 {
+		c := d.idle[n-1]
+		d.idle = d.idle[:n-1]
+		d.mu.Unlock()
+		return c, nil
+	}
+	d.mu.Unlock()
+	return d.connect(ctx)
+}
+
+const maxIdle = 8
+
+func (d *Driver) give(c *net.UnixConn) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed || len(d.idle) >= maxIdle {
+		c.Close()
+		return
+	}
+	d.idle = append(d.idle, c)
+}
+
+func (d *Driver) connect(ctx context.Context) (*net.UnixConn, error) {
+	var dialer net.Dialer
+	c, err := dialer.DialContext(ctx, "unixpacket", d.path)
+	if err != nil {
+		return nil, fault.Wrap(fault.Unavailable, err, "the maker is not running")
+	}
+	return c.(*net.UnixConn), nil
+}

@@ -1,0 +1,248 @@
+// Package wire is what the server and the maker say to each other: one JSON message each way on a SEQPACKET socket,
+// with descriptors beside it. It knows no sandbox internals; both sides import it and nothing of each other.
+package wire
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/policy"
+	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/template"
+)
+
+// Version of this protocol: a server refuses a maker that speaks another.
+const Version = 1
+
+// Op names a request.
+type Op string
+
+// The requests.
+const (
+	OpHello    Op = "hello"    // → Hello
+	OpPrepare  Op = "prepare"  // Prepare; returns when the zygote is ready and the pool has begun to fill
+	OpStart    Op = "start"    // Start → one descriptor: a channel to the agent
+	OpChannel  Op = "channel"  // ID → one descriptor: another channel to the agent
+	OpKernel   Op = "kernel"   // ID, Kernel: fork one from the zygote into the sandbox
+	OpChange   Op = "change"   // ID, Change
+	OpUsage    Op = "usage"    // ID → Usage
+	OpStop     Op = "stop"     // ID, Cause
+	OpList     Op = "list"     // After → Instances, a page
+	OpEnded    Op = "ended"    // a stream: every end that was not forgotten, then those to come
+	OpForget   Op = "forget"   // IDs
+	OpFloor    Op = "floor"    // Prepare's template: a plain fork of its zygote, for measuring → one descriptor
+	OpStats    Op = "stats"    // → Stats
+	OpShutdown Op = "shutdown" // ends every sandbox and the maker
+)
+
+// Request is one message to the maker.
+type Request struct {
+	Op       Op                 `json:"op"`
+	ID       string             `json:"id,omitempty"`
+	IDs      []string           `json:"ids,omitempty"`
+	After    string             `json:"after,omitempty"`
+	Kernel   string             `json:"kernel,omitempty"`
+	Cause    sandbox.Cause      `json:"cause,omitempty"`
+	Tenant   string             `json:"tenant,omitempty"`
+	Template *template.Template `json:"template,omitempty"`
+	Start    *Start             `json:"start,omitempty"`
+	Change   *Change            `json:"change,omitempty"`
+}
+
+// Start is sandbox.StartRequest on the wire; the template travels with Prepare and is named by its digest.
+type Start struct {
+	ID       string            `json:"id"`
+	Tenant   string            `json:"tenant"`
+	Digest   string            `json:"digest"`
+	Limits   template.Limits   `json:"limits"`
+	Network  policy.Network    `json:"network"`
+	Storage  sandbox.Storage   `json:"storage,omitempty"`
+	Env      map[string]string `json:"env,omitempty"`
+	Deadline time.Time         `json:"deadline,omitzero"`
+	NoKernel bool              `json:"no_kernel,omitempty"`
+}
+
+// Change is sandbox.Change on the wire.
+type Change struct {
+	Deadline *time.Time       `json:"deadline,omitempty"`
+	Network  *policy.Network  `json:"network,omitempty"`
+	Limits   *template.Limits `json:"limits,omitempty"`
+}
+
+// Hello is what a maker says of itself.
+type Hello struct {
+	Version int    `json:"version"`
+	PID     int    `json:"pid"`
+	BootID  string `json:"boot_id"`
+	Cgroup  int    `json:"cgroup"` // 1 or 2
+	Disk    string `json:"disk"`
+	Network bool   `json:"network"`
+}
+
+// Stats counts what the maker holds; a leak test compares them.
+type Stats struct {
+	Sandboxes int            `json:"sandboxes"`
+	Pooled    int            `json:"pooled"`
+	Zygotes   []ZygoteStats  `json:"zygotes"`
+	Dying     int            `json:"dying"`
+	Slots     int            `json:"slots"`
+	FDs       int            `json:"fds"`
+	Goroutine int            `json:"goroutines"`
+	Timings   map[string]any `json:"timings,omitempty"`
+}
+
+// ZygoteStats is one zygote.
+type ZygoteStats struct {
+	Template string `json:"template"`
+	Tenant   string `json:"tenant"`
+	PID      int    `json:"pid"`
+	Forks    int    `json:"forks"`
+	Live     int    `json:"live"`
+	RSSKB    int64  `json:"rss_kb"`
+}
+
+// Response answers a Request.
+type Response struct {
+	Fault     *Fault             `json:"fault,omitempty"`
+	Hello     *Hello             `json:"hello,omitempty"`
+	Instances []sandbox.Instance `json:"instances,omitempty"`
+	Ended     *sandbox.Ended     `json:"ended,omitempty"`
+	Usage     *sandbox.Usage     `json:"usage,omitempty"`
+	Stats     *Stats             `json:"stats,omitempty"`
+	Warm      bool               `json:"warm,omitempty"` // start: the default kernel was forked from a zygote
+}
+
+// Fault is an error on the wire.
+type Fault struct {
+	Kind    fault.Kind `json:"kind"`
+	Message string     `json:"message"`
+	Detail  string     `json:"detail,omitempty"` // the chain, for the operator's log
+}
+
+// Failed turns an error into a response.
+func Failed(err error) Response {
+	return Response{Fault: &Fault{Kind: fault.KindOf(err), Message: fault.Message(err), Detail: err.Error()}}
+}
+
+// Err is the error that a response carries.
+func (r Response) Err() error {
+	if r.Fault == nil {
+		return nil
+	}
+	if r.Fault.Detail == "" || r.Fault.Detail == r.Fault.Message {
+		return fault.New(r.Fault.Kind, "%s", r.Fault.Message)
+	}
+	return fault.Wrap(r.Fault.Kind, errors.New(r.Fault.Detail), "%s", r.Fault.Message)
+}
+
+// MaxMessage bounds one message; a list is paged to stay below it.
+const MaxMessage = 128 << 10
+
+// Send writes one message with descriptors, which stay open here.
+func Send(c *net.UnixConn, value any, files ...*os.File) error {
+	data, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	if len(data) > MaxMessage {
+		return fmt.Errorf("message of %d bytes is over the limit of %d", len(data), MaxMessage)
+	}
+	var control []byte
+	if len(files) > 0 {
+		fds := make([]int, len(files))
+		for i, f := range files {
+			fds[i] = int(f.Fd())
+		}
+		control = unix.UnixRights(fds...)
+	}
+	_, _, err = c.WriteMsgUnix(data, control, nil)
+	return err
+}
+
+// Receive reads one message and its descriptors; io.EOF when the peer is gone.
+func Receive(c *net.UnixConn, value any) ([]*os.File, error) {
+	buf := make([]byte, MaxMessage)
+	control := make([]byte, unix.CmsgSpace(4*maxFiles))
+	n, cn, flags, _, err := c.ReadMsgUnix(buf, control)
+	if err != nil {
+		return nil, err
+	}
+	files, ferr := parseFiles(control[:cn])
+	if ferr == nil && flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		ferr = errors.New("message is cut off")
+	}
+	if ferr == nil && n == 0 {
+		ferr = io.EOF
+	}
+	if ferr == nil {
+		ferr = json.Unmarshal(buf[:n], value)
+	}
+	if ferr != nil {
+		CloseAll(files)
+		return nil, ferr
+	}
+	return files, nil
+}
+
+const maxFiles = 32
+
+func parseFiles(control []byte) ([]*os.File, error) {
+	if len(control) == 0 {
+		return nil, nil
+	}
+	messages, err := unix.ParseSocketControlMessage(control)
+	if err != nil {
+		return nil, err
+	}
+	var files []*os.File
+	for i := range messages {
+		fds, err := unix.ParseUnixRights(&messages[i])
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			files = append(files, os.NewFile(uintptr(fd), "received"))
+		}
+	}
+	return files, nil
+}
+
+// CloseAll closes descriptors that nobody wants.
+func CloseAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// Pair makes two connected sockets of a type: the first is to be kept and does not block, the second is to be given to
+// a process that may be too simple to wait in any other way.
+func Pair(kind int) (mine, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("socket pair: %w", err)
+	}
+	if err := unix.SetNonblock(fds[0], true); err != nil {
+		unix.Close(fds[0])
+		unix.Close(fds[1])
+		return nil, nil, err
+	}
+	return os.NewFile(uintptr(fds[0]), "pair"), os.NewFile(uintptr(fds[1]), "pair"), nil
+}
+
+// Conn turns one end of a Pair into a connection; the file is closed.
+func Conn(f *os.File) (*net.UnixConn, error) {
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.UnixConn), nil
+}
