@@ -1,0 +1,299 @@
+// Package app builds a server from a Config: it is the only package that knows every part, and decides nothing that a
+// part could decide itself.
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/config"
+	"github.com/covehq/cove/internal/dialect/cove"
+	"github.com/covehq/cove/internal/gateway"
+	"github.com/covehq/cove/internal/policy"
+	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/sqlstore"
+	"github.com/covehq/cove/internal/telemetry"
+	"github.com/covehq/cove/internal/template"
+)
+
+// Version is set by the linker at release.
+var Version string
+
+// Tenant owns the key that a server makes for itself at its first start.
+const Tenant = "default"
+
+// Server is a running server. Close it.
+type Server struct {
+	URL     string
+	Key     auth.Secret // of the local admin
+	NewKey  bool        // this start made the key
+	Caps    sandbox.Caps
+	KeyFile string
+
+	cfg     config.Config
+	log     *slog.Logger
+	http    *http.Server
+	gateway *gateway.Gateway
+	cancel  context.CancelCauseFunc // of every request
+	served  chan error              // the end of http.Serve
+	undo    ladder
+	once    sync.Once
+	closed  error
+}
+
+// Progress hears what a start that takes long is busy with.
+type Progress func(line string)
+
+// Start builds the server and returns when it serves. Whatever was begun is undone when a later step fails.
+func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Progress) (_ *Server, err error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, log: log}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.undo.run())
+		}
+	}()
+	if err := s.lockData(); err != nil {
+		return nil, err
+	}
+	listener, err := s.listen()
+	if err != nil {
+		return nil, err
+	}
+	store, err := sqlstore.Open(filepath.Join(cfg.DataDir, "cove.db"))
+	if err != nil {
+		return nil, err
+	}
+	s.undo.add("close database", store.Close)
+	keys := auth.NewKeys(store)
+	if err := s.localKey(ctx, keys); err != nil {
+		return nil, err
+	}
+	manager, templates, observer, err := s.openDomain(ctx, store, progress)
+	if err != nil {
+		return nil, err
+	}
+	s.serve(listener, gateway.Config{
+		Prefixes: map[string]http.Handler{cove.Prefix + "/": cove.New(manager, keys, templates, log)},
+		Metrics:  observer.Metrics(),
+		Log:      log,
+	})
+	return s, nil
+}
+
+// lockData makes the data directory and keeps other servers out of it.
+func (s *Server) lockData() error {
+	if err := os.MkdirAll(s.cfg.DataDir, 0o700); err != nil {
+		return fmt.Errorf("make data directory: %w", err)
+	}
+	unlock, err := lock(s.cfg.DataDir)
+	if err != nil {
+		return err
+	}
+	s.undo.add("unlock data directory", unlock)
+	return nil
+}
+
+// listen takes the address first: it is the cheapest step that can fail.
+func (s *Server) listen() (net.Listener, error) {
+	l, err := net.Listen("tcp", s.cfg.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w; choose another with --listen HOST:PORT, port 0 picks one", s.cfg.Listen, err)
+	}
+	s.undo.add("close listener", func() error {
+		if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			return err
+		}
+		return nil
+	})
+	addr := l.Addr().(*net.TCPAddr)
+	host := addr.IP
+	switch {
+	case host.IsUnspecified():
+		s.log.Warn("listening on every address without TLS; put a TLS proxy in front or listen on 127.0.0.1", "address", addr.String())
+		host = net.IPv4(127, 0, 0, 1)
+	case !host.IsLoopback():
+		s.log.Warn("listening beyond this machine without TLS; put a TLS proxy in front", "address", addr.String())
+	}
+	s.URL = "http://" + net.JoinHostPort(host.String(), fmt.Sprint(addr.Port))
+	return l, nil
+}
+
+// localKey finds the key of the local admin, or makes it at the first start.
+func (s *Server) localKey(ctx context.Context, keys *auth.Keys) error {
+	s.KeyFile = filepath.Join(s.cfg.DataDir, "api_key")
+	text, err := os.ReadFile(s.KeyFile)
+	if err == nil {
+		s.Key = auth.Secret(strings.TrimSpace(string(text)))
+		if _, err := keys.Authenticate(ctx, string(s.Key)); err == nil {
+			return nil
+		}
+		s.log.Warn("the key in the data directory is not valid any more; making another", "file", s.KeyFile)
+	}
+	s.Key, _, err = keys.Create(ctx, Tenant, "local admin", true)
+	if err != nil {
+		return fmt.Errorf("make the first API key: %w", err)
+	}
+	s.NewKey = true
+	return writeFile(s.KeyFile, []byte(string(s.Key)+"\n"), 0o600)
+}
+
+// openDomain opens driver, templates and Manager, and gives up privilege as soon as nothing here needs it.
+func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress Progress) (*sandbox.Manager, templates, *telemetry.Observer, error) {
+	parts, err := openDriver(ctx, s.cfg, s.log)
+	if err != nil {
+		return nil, nil, nil, fmt.Errorf("open the %s driver: %w", s.cfg.Driver, err)
+	}
+	s.undo.add("close driver", parts.driver.Close)
+	sandboxes := sandboxConfig(s.cfg)
+	if err := sandboxes.Validate(); err != nil {
+		return nil, nil, nil, fmt.Errorf("configuration: %w", err)
+	}
+	names := s.cfg.Template.Prepare
+	if len(names) == 0 {
+		names = []string{defaultTemplate(s.cfg)}
+	}
+	for _, name := range names {
+		if err := parts.templates.ensure(ctx, name, progress); err != nil {
+			return nil, nil, nil, fmt.Errorf("build template %s: %w", name, err)
+		}
+	}
+	if parts.dropPrivilege {
+		if err := dropPrivilege(); err != nil {
+			return nil, nil, nil, fmt.Errorf("give up privilege: %w", err)
+		}
+	}
+	observer := telemetry.New(s.log)
+	manager := sandbox.NewManager(sandboxes, parts.driver, store, parts.templates, observer, s.log)
+	s.undo.add("close manager", manager.Close)
+	if err := manager.Open(ctx); err != nil {
+		return nil, nil, nil, fmt.Errorf("find the sandboxes of an earlier server: %w", err)
+	}
+	for _, name := range names {
+		progress("warming template " + name)
+		if err := manager.Prepare(ctx, Tenant, name); err != nil {
+			return nil, nil, nil, fmt.Errorf("prepare template %s: %w", name, err)
+		}
+	}
+	s.Caps = manager.Caps()
+	return manager, parts.templates, observer, nil
+}
+
+func defaultTemplate(cfg config.Config) string {
+	if cfg.Sandbox.DefaultTemplate != "" {
+		return cfg.Sandbox.DefaultTemplate
+	}
+	return "python"
+}
+
+func sandboxConfig(cfg config.Config) sandbox.Config {
+	c := cfg.Sandbox
+	return sandbox.Config{
+		DefaultTemplate: defaultTemplate(cfg), DefaultLifetime: c.DefaultLifetime, MaxLifetime: c.MaxLifetime,
+		DefaultIdleTimeout: c.IdleTimeout, Retention: c.Retention, MaxPerTenant: c.MaxPerTenant, CreateRate: c.CreateRate,
+		DefaultLimits:  template.Limits{CPUs: c.CPUs, MemoryBytes: int64(c.Memory), Pids: c.Pids, DiskBytes: int64(c.Disk), OpenFiles: c.OpenFiles},
+		MaxLimits:      template.Limits{CPUs: c.MaxCPUs, MemoryBytes: int64(c.MaxMemory), DiskBytes: int64(c.MaxDisk)},
+		DefaultNetwork: policy.Network{Mode: policy.Mode(c.Network)},
+	}
+}
+
+func (s *Server) serve(l net.Listener, cfg gateway.Config) {
+	s.gateway = gateway.New(cfg)
+	// Owned by the Server: requests end when it closes, whoever started it.
+	base, cancel := context.WithCancelCause(context.Background())
+	s.cancel = cancel
+	s.http = &http.Server{
+		Handler:           s.gateway,
+		BaseContext:       func(net.Listener) context.Context { return base },
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+	}
+	s.served = make(chan error, 1)
+	go func() { s.served <- s.http.Serve(l) }()
+	s.undo.add("stop serving", s.stopServing)
+}
+
+// stopServing takes no new requests, lets those that run end in peace for the grace and cuts the rest.
+func (s *Server) stopServing() error {
+	s.gateway.Drain()
+	// The caller's context is what told us to stop: the grace has a clock of its own.
+	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.ShutdownGrace)
+	defer cancel()
+	err := s.http.Shutdown(ctx)
+	s.cancel(cove.ErrShutdown) // upgraded connections and those that outlived the grace
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = s.cut()
+	}
+	s.gateway.Wait()
+	return err
+}
+
+// lastWords is how long a stream that is cut may take to say so.
+const lastWords = 500 * time.Millisecond
+
+// cut ends what outlived the grace: first by its context, so that a stream can say why it ends, then by its connection.
+func (s *Server) cut() error {
+	ctx, cancel := context.WithTimeout(context.Background(), lastWords)
+	defer cancel()
+	if s.http.Shutdown(ctx) == nil {
+		return nil
+	}
+	return s.http.Close()
+}
+
+// Done tells when the server stops serving by itself, which it should not.
+func (s *Server) Done() <-chan error { return s.served }
+
+// Close stops the server in the reverse order of its start. Sandboxes live on where their driver keeps them.
+func (s *Server) Close() error {
+	s.once.Do(func() { s.closed = s.undo.run() })
+	return s.closed
+}
+
+// ladder undoes what was done, the last first.
+type ladder struct{ steps []step }
+
+type step struct {
+	name string
+	undo func() error
+}
+
+func (l *ladder) add(name string, undo func() error) { l.steps = append(l.steps, step{name, undo}) }
+
+func (l *ladder) run() error {
+	var all []error
+	for len(l.steps) > 0 {
+		last := l.steps[len(l.steps)-1]
+		l.steps = l.steps[:len(l.steps)-1]
+		if err := last.undo(); err != nil {
+			all = append(all, fmt.Errorf("%s: %w", last.name, err))
+		}
+	}
+	return errors.Join(all...)
+}
+
+// NewLogger logs as the configuration says.
+func NewLogger(cfg config.Log, w io.Writer) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(cfg.Level)) // validated; info otherwise
+	options := &slog.HandlerOptions{Level: level}
+	if cfg.Format == "json" {
+		return slog.New(slog.NewJSONHandler(w, options))
+	}
+	return slog.New(slog.NewTextHandler(w, options))
+}

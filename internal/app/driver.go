@@ -1,0 +1,97 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/covehq/cove/internal/config"
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/template"
+)
+
+// parts is a driver with what belongs to it.
+type parts struct {
+	driver        sandbox.Driver
+	templates     templates
+	dropPrivilege bool // once templates are built, this process needs none
+}
+
+// templates is what a sandbox can start from, and a way to make it so.
+type templates interface {
+	Resolve(ctx context.Context, name string) (*template.Template, error)
+	List() []template.Info
+	ensure(ctx context.Context, name string, progress Progress) error
+}
+
+func openDriver(ctx context.Context, cfg config.Config, log *slog.Logger) (parts, error) {
+	switch cfg.Driver {
+	case config.DriverNative:
+		return openNative(ctx, cfg, log)
+	case config.DriverInproc:
+		return openInproc(cfg, log)
+	}
+	return parts{}, fmt.Errorf("unknown driver %q", cfg.Driver)
+}
+
+// builtTemplates are those that a Store builds on this host.
+type builtTemplates struct{ *template.Store }
+
+func openTemplates(cfg config.Config, log *slog.Logger) (builtTemplates, error) {
+	s, err := template.Open(template.Options{Dir: filepath.Join(cfg.DataDir, "templates"), Log: log})
+	return builtTemplates{s}, err
+}
+
+func (t builtTemplates) ensure(ctx context.Context, name string, progress Progress) error {
+	var last string
+	_, err := t.Ensure(ctx, name, func(p template.Progress) {
+		line := "template " + name + ": " + p.Step
+		if p.Message != "" {
+			line += ": " + p.Message
+		}
+		if line != last { // a line per thing, not per byte
+			progress(line)
+			last = line
+		}
+	})
+	return err
+}
+
+// hostTemplates are this host as it is, for a driver that isolates nothing.
+type hostTemplates map[string]*template.Template
+
+func newHostTemplates() hostTemplates {
+	base := template.Template{Name: "base", Digest: "host", User: "user", Trees: []template.Tree{{Target: "/", Lower: []string{"/"}}}}
+	python := base
+	python.Name = "python"
+	if name, err := exec.LookPath("python3"); err == nil {
+		python.Python = template.Python{Executable: name}
+	}
+	return hostTemplates{"base": &base, "python": &python}
+}
+
+func (t hostTemplates) Resolve(_ context.Context, name string) (*template.Template, error) {
+	if found := t[name]; found != nil {
+		return found, nil
+	}
+	return nil, fault.New(fault.NotFound, "there is no template %q; there are %s", name, strings.Join(slices.Sorted(maps.Keys(t)), ", "))
+}
+
+func (t hostTemplates) List() []template.Info {
+	var all []template.Info
+	for _, name := range slices.Sorted(maps.Keys(t)) {
+		all = append(all, template.Info{Name: name, Digest: t[name].Digest, Source: "this host"})
+	}
+	return all
+}
+
+func (t hostTemplates) ensure(ctx context.Context, name string, _ Progress) error {
+	_, err := t.Resolve(ctx, name)
+	return err
+}

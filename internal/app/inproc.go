@@ -1,0 +1,36 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"github.com/covehq/cove/internal/config"
+	"github.com/covehq/cove/internal/driver/inproc"
+	"github.com/covehq/cove/kernel"
+)
+
+// openInproc is for tests: everything runs on this host, as this user.
+func openInproc(cfg config.Config, log *slog.Logger) (parts, error) {
+	log.Warn("the inproc driver isolates nothing: what runs in a sandbox runs on this host")
+	dir := filepath.Join(cfg.DataDir, "inproc")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return parts{}, err
+	}
+	source, err := fs.ReadFile(kernel.Files(), "kernel.py")
+	if err != nil {
+		return parts{}, fmt.Errorf("embedded kernel: %w", err)
+	}
+	file := filepath.Join(dir, "kernel.py")
+	if err := writeFile(file, source, 0o644); err != nil {
+		return parts{}, err
+	}
+	d, err := inproc.New(inproc.Config{Kernel: file})
+	if err != nil {
+		return parts{}, errors.Join(err, os.RemoveAll(dir))
+	}
+	return parts{driver: d, templates: newHostTemplates()}, nil
+}

@@ -1,0 +1,160 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/covehq/cove/client"
+	"github.com/covehq/cove/internal/config"
+)
+
+// Run serves until ctx ends, then stops gracefully. What a person should know goes to out, the log to logs.
+func Run(ctx context.Context, cfg config.Config, out, logs io.Writer) error {
+	log := NewLogger(cfg.Log, logs)
+	s, err := Start(ctx, cfg, log, func(line string) { fmt.Fprintln(out, line) })
+	if err != nil {
+		return err
+	}
+	if err := s.announce(out); err != nil {
+		return errors.Join(err, s.Close())
+	}
+	log.Info("serving", "url", s.URL, "driver", s.Caps.Name, "data_dir", cfg.DataDir, "pid", os.Getpid())
+	select {
+	case <-ctx.Done():
+		log.Info("shutting down", "grace", cfg.ShutdownGrace)
+	case err = <-s.Done():
+	}
+	return errors.Join(err, s.withdraw(), s.Close())
+}
+
+// Address is how others find a server: DATA/server.json, and with the key the ready file.
+type Address struct {
+	URL    string `json:"url"`
+	APIKey string `json:"api_key,omitempty"`
+	PID    int    `json:"pid"`
+}
+
+func addressFile(dataDir string) string { return filepath.Join(dataDir, "server.json") }
+
+// announce tells the local CLI, scripts and people where the server is.
+func (s *Server) announce(out io.Writer) error {
+	address := Address{URL: s.URL, PID: os.Getpid()}
+	if err := writeJSON(addressFile(s.cfg.DataDir), address, 0o600); err != nil {
+		return err
+	}
+	s.printNext(out)
+	if s.cfg.ReadyFile == "" {
+		return nil
+	}
+	address.APIKey = string(s.Key)
+	return writeJSON(s.cfg.ReadyFile, address, 0o600)
+}
+
+// withdraw is the opposite of announce.
+func (s *Server) withdraw() error {
+	var all []error
+	for _, name := range []string{addressFile(s.cfg.DataDir), s.cfg.ReadyFile} {
+		if name == "" {
+			continue
+		}
+		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			all = append(all, err)
+		}
+	}
+	return errors.Join(all...)
+}
+
+func (s *Server) printNext(out io.Writer) {
+	key := "$(cat " + s.KeyFile + ")"
+	fmt.Fprintf(out, "\nCove is ready at %s\n\n", s.URL)
+	if s.NewKey {
+		fmt.Fprintf(out, "  admin key   %s   (shown this once; kept in %s)\n", string(s.Key), s.KeyFile)
+	} else {
+		fmt.Fprintf(out, "  admin key   in %s\n", s.KeyFile)
+	}
+	fmt.Fprintf(out, "  API         %s%s/openapi.json\n", s.URL, client.Prefix)
+	if s.Caps.Isolation == "none" {
+		fmt.Fprintf(out, "\n  WARNING: the %s driver isolates nothing: what runs here runs on this host.\n", s.Caps.Name)
+	}
+	fmt.Fprintf(out, "\nPaste next, in another terminal:\n\n")
+	fmt.Fprintf(out, "  export COVE_URL=%s COVE_API_KEY=%s\n", s.URL, key)
+	fmt.Fprintf(out, "  cove run -c 'print(1 + 1)'\n")
+	fmt.Fprintf(out, "  curl -s -X POST $COVE_URL%s/sandboxes -H \"X-API-Key: $COVE_API_KEY\" -d '{}'\n\n", client.Prefix)
+}
+
+// Find is the address of the server that runs on a data directory, with the local key, or fs.ErrNotExist.
+func Find(ctx context.Context, dataDir string) (Address, error) {
+	text, err := os.ReadFile(addressFile(dataDir))
+	if err != nil {
+		return Address{}, err
+	}
+	var a Address
+	if err := json.Unmarshal(text, &a); err != nil {
+		return Address{}, fmt.Errorf("%s: %w", addressFile(dataDir), err)
+	}
+	if !answers(ctx, a.URL) {
+		return Address{}, fs.ErrNotExist // left behind by a server that was killed
+	}
+	if a.APIKey, err = LocalKey(dataDir); err != nil {
+		return Address{}, err
+	}
+	return a, nil
+}
+
+// LocalKey is the admin key that a server keeps in its data directory.
+func LocalKey(dataDir string) (string, error) {
+	key, err := os.ReadFile(filepath.Join(dataDir, "api_key"))
+	if err != nil {
+		return "", fmt.Errorf("read the local API key: %w", err)
+	}
+	return strings.TrimSpace(string(key)), nil
+}
+
+func answers(ctx context.Context, url string) bool {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/healthz", nil)
+	if err != nil {
+		return false
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return false
+	}
+	resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+func writeJSON(name string, value any, mode os.FileMode) error {
+	b, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	return writeFile(name, append(b, '\n'), mode)
+}
+
+// writeFile makes content appear at once: whoever waits for the file never reads half of it.
+func writeFile(name string, content []byte, mode os.FileMode) error {
+	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+"-*")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	_, err = f.Write(content)
+	err = errors.Join(err, f.Chmod(mode), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), name)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("write %s: %w", name, err), os.Remove(f.Name()))
+	}
+	return nil
+}

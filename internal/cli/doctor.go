@@ -1,0 +1,87 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+
+	"github.com/covehq/cove/internal/app"
+)
+
+func (a *invocation) doctor() *cobra.Command {
+	return &cobra.Command{
+		Use:   "doctor",
+		Short: "Check this host and say what to do about each finding",
+		Long:  "Check whether this host can run sandboxes safely. Every finding is explained with its remedy; what makes it unsafe\nis refused, and the exit code is then 1.",
+		Args:  exactArgs(0, "no arguments"),
+		RunE: func(c *cobra.Command, _ []string) error {
+			cfg, err := a.load(nil)
+			if err != nil {
+				return err
+			}
+			findings := app.Doctor(c.Context(), cfg)
+			if err := a.print(findings, func(w io.Writer) { report(w, findings) }); err != nil {
+				return err
+			}
+			for _, f := range findings {
+				if f.Level == app.LevelRefuse {
+					return exit(exitFailure)
+				}
+			}
+			return nil
+		},
+	}
+}
+
+var marks = map[string]string{"ok": "ok", "note": "note", "warn": "WARN", app.LevelRefuse: "REFUSED"}
+
+func report(w io.Writer, findings []app.Finding) {
+	refused := 0
+	for _, f := range findings {
+		if f.Level == app.LevelRefuse {
+			refused++
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\n", marks[f.Level], f.Name, f.Detail)
+		if f.Remedy != "" && f.Level != "ok" {
+			fmt.Fprintf(w, "\t\t→ %s\n", f.Remedy)
+		}
+	}
+	if refused > 0 {
+		fmt.Fprintf(w, "\nThis host is not safe to serve from: %d refused.\n", refused)
+		return
+	}
+	fmt.Fprintf(w, "\nThis host can run sandboxes.\n")
+}
+
+type versionInfo struct {
+	Version  string `json:"version"`
+	Revision string `json:"revision,omitempty"`
+	Go       string `json:"go"`
+	Platform string `json:"platform"`
+}
+
+func (a *invocation) version() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Print the version", Args: exactArgs(0, "no arguments"),
+		RunE: func(*cobra.Command, []string) error {
+			v := versionInfo{Version: app.Version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+			if info, ok := debug.ReadBuildInfo(); ok {
+				if v.Version == "" {
+					v.Version = info.Main.Version
+				}
+				for _, s := range info.Settings {
+					if s.Key == "vcs.revision" {
+						v.Revision = s.Value
+					}
+				}
+			}
+			if v.Version == "" {
+				v.Version = "(devel)"
+			}
+			return a.print(v, func(w io.Writer) { fmt.Fprintf(w, "cove %s %s %s %s\n", v.Version, v.Revision, v.Go, v.Platform) })
+		},
+	}
+}

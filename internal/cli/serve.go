@@ -1,0 +1,50 @@
+package cli
+
+import (
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/covehq/cove/internal/app"
+)
+
+func (a *invocation) serve() *cobra.Command {
+	c := &cobra.Command{
+		Use:   "serve",
+		Short: "Start the server",
+		Long: "Start the server and print what to paste next.\n\n" +
+			"The first start makes an admin API key: it is printed once and kept in DATA/api_key (mode 0600) for the commands\n" +
+			"on this machine. DATA/server.json tells them where the server is. One server runs on a data directory at a time.",
+		Args: exactArgs(0, "no arguments"),
+	}
+	f := c.Flags()
+	f.String("listen", "", "`address` HOST:PORT; port 0 picks one (COVE_LISTEN)")
+	f.String("ready-file", "", "write this `file` as JSON (url, api_key, pid) once the server can serve")
+	f.String("driver", "", "native; inproc isolates nothing and is for tests (COVE_DRIVER)")
+	f.String("log-level", "", "debug, info, warn or error")
+	f.String("log-format", "", "text or json")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		cfg, err := a.load(changed(c, map[string]string{
+			"listen": "listen", "ready-file": "ready_file", "driver": "driver", "log-level": "log.level", "log-format": "log.format",
+		}))
+		if err != nil {
+			return usageError{err}
+		}
+		ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGINT, syscall.SIGTERM)
+		defer stop()
+		return app.Run(ctx, cfg, a.Out, a.Err)
+	}
+	return c
+}
+
+// changed are the settings that the command line gave, by their dotted name.
+func changed(c *cobra.Command, settings map[string]string) map[string]string {
+	given := map[string]string{}
+	for flag, setting := range settings {
+		if f := c.Flags().Lookup(flag); f.Changed {
+			given[setting] = f.Value.String()
+		}
+	}
+	return given
+}

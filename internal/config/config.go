@@ -1,0 +1,299 @@
+// Package config is everything an operator decides, in one struct: defaults < file < environment < flags, validated
+// once. It knows no component; app maps it onto each of them.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/BurntSushi/toml"
+)
+
+// Config is the whole configuration. The zero value is not valid; start from Default.
+type Config struct {
+	Listen    string `toml:"listen"`     // host:port; port 0 picks one
+	DataDir   string `toml:"data_dir"`   // everything the server keeps; locked while it runs
+	Driver    string `toml:"driver"`     // native; inproc has no isolation at all and is for tests
+	ReadyFile string `toml:"ready_file"` // written as JSON (url, api_key, pid) once the server can serve
+	// ShutdownGrace is how long running requests may take after SIGTERM.
+	ShutdownGrace time.Duration `toml:"shutdown_grace"`
+
+	Log      Log      `toml:"log"`
+	Sandbox  Sandbox  `toml:"sandbox"`
+	Template Template `toml:"template"`
+}
+
+// Log says what is logged, and how.
+type Log struct {
+	Level  string `toml:"level"`  // debug, info, warn, error
+	Format string `toml:"format"` // text, json
+}
+
+// Sandbox holds defaults and bounds; zero is the domain's own choice.
+type Sandbox struct {
+	DefaultTemplate string        `toml:"default_template"`
+	DefaultLifetime time.Duration `toml:"default_lifetime"`
+	MaxLifetime     time.Duration `toml:"max_lifetime"`
+	IdleTimeout     time.Duration `toml:"idle_timeout"`
+	CPUs            float64       `toml:"cpus"`
+	Memory          Size          `toml:"memory"`
+	Pids            int           `toml:"pids"`
+	Disk            Size          `toml:"disk"`
+	OpenFiles       int           `toml:"open_files"`
+	MaxCPUs         float64       `toml:"max_cpus"`
+	MaxMemory       Size          `toml:"max_memory"`
+	MaxDisk         Size          `toml:"max_disk"`
+	Network         string        `toml:"network"` // internet, none
+	MaxPerTenant    int           `toml:"max_per_tenant"`
+	CreateRate      float64       `toml:"create_rate"` // per second and tenant
+	Retention       time.Duration `toml:"retention"`   // how long an ended sandbox stays readable
+}
+
+// Template says which templates are made ready at start.
+type Template struct {
+	Prepare []string `toml:"prepare"` // default: the default template
+}
+
+// Size is a number of bytes, written as 512MiB, 1G or 1048576.
+type Size int64
+
+var units = []struct {
+	suffix string
+	bytes  int64
+}{{"kib", 1 << 10}, {"mib", 1 << 20}, {"gib", 1 << 30}, {"tib", 1 << 40}, {"kb", 1e3}, {"mb", 1e6}, {"gb", 1e9}, {"k", 1 << 10}, {"m", 1 << 20}, {"g", 1 << 30}, {"t", 1 << 40}, {"b", 1}}
+
+// ParseSize reads a number of bytes with or without a unit.
+func ParseSize(text string) (Size, error) {
+	number, unit := strings.ToLower(strings.TrimSpace(text)), int64(1)
+	for _, u := range units {
+		if rest, ok := strings.CutSuffix(number, u.suffix); ok {
+			number, unit = strings.TrimSpace(rest), u.bytes
+			break
+		}
+	}
+	v, err := strconv.ParseFloat(number, 64)
+	if err != nil || !(v >= 0 && v*float64(unit) <= 1<<62) { // so written that NaN is refused too
+		return 0, fmt.Errorf("size %q: write it as 512MiB, 1G or a number of bytes", text)
+	}
+	return Size(v * float64(unit)), nil
+}
+
+// UnmarshalText reads a size from a file.
+func (s *Size) UnmarshalText(text []byte) (err error) {
+	*s, err = ParseSize(string(text))
+	return err
+}
+
+// UnmarshalTOML also takes a plain number.
+func (s *Size) UnmarshalTOML(v any) error {
+	if n, ok := v.(int64); ok && n >= 0 {
+		*s = Size(n)
+		return nil
+	}
+	return s.UnmarshalText(fmt.Append(nil, v))
+}
+
+func (s Size) String() string {
+	for _, u := range []string{"GiB", "MiB", "KiB"} {
+		unit := Size(map[string]int64{"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}[u])
+		if s >= unit && s%unit == 0 {
+			return fmt.Sprintf("%d%s", s/unit, u)
+		}
+	}
+	return strconv.FormatInt(int64(s), 10)
+}
+
+// DefaultListen is where a server listens that was not told: on this machine only.
+const DefaultListen = "127.0.0.1:7070"
+
+// Default is what a server does that was told nothing.
+func Default() Config {
+	return Config{
+		Listen: DefaultListen, DataDir: DefaultDataDir(), Driver: "native", ShutdownGrace: 10 * time.Second,
+		Log: Log{Level: "info", Format: "text"},
+	}
+}
+
+// DefaultDataDir is /var/lib/cove for root and a folder of their own for everybody else.
+func DefaultDataDir() string {
+	if os.Geteuid() == 0 {
+		return "/var/lib/cove"
+	}
+	if d := os.Getenv("XDG_DATA_HOME"); filepath.IsAbs(d) {
+		return filepath.Join(d, "cove")
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return filepath.Join(os.TempDir(), "cove-"+strconv.Itoa(os.Geteuid()))
+	}
+	return filepath.Join(home, ".local", "share", "cove")
+}
+
+// systemFile is read when no other file is named and it exists.
+const systemFile = "/etc/cove/cove.toml"
+
+// Source is where a configuration comes from.
+type Source struct {
+	File  string                      // a file that must exist; empty: COVE_CONFIG, else the system's if there is one
+	Env   func(string) (string, bool) // os.LookupEnv
+	Flags map[string]string           // by dotted name: "data_dir", "log.level"
+}
+
+// Load reads every source, the stronger after the weaker, and validates the whole.
+func Load(src Source) (Config, error) {
+	c := Default()
+	if err := c.readFile(src); err != nil {
+		return c, err
+	}
+	for name, value := range c.settings() {
+		if text, ok := src.Env(EnvName(name)); ok {
+			if err := set(value, text); err != nil {
+				return c, fmt.Errorf("environment %s: %w", EnvName(name), err)
+			}
+		}
+	}
+	settings := c.settings()
+	for name, text := range src.Flags {
+		if err := set(settings[name], text); err != nil {
+			return c, fmt.Errorf("--%s: %w", strings.ReplaceAll(name, "_", "-"), err)
+		}
+	}
+	return c, c.Validate()
+}
+
+// EnvName is the environment variable of a setting: data_dir is COVE_DATA_DIR, log.level is COVE_LOG_LEVEL.
+func EnvName(setting string) string {
+	return "COVE_" + strings.ToUpper(strings.ReplaceAll(setting, ".", "_"))
+}
+
+func (c *Config) readFile(src Source) error {
+	path, named := src.File, src.File != ""
+	if !named {
+		path, named = src.Env("COVE_CONFIG")
+	}
+	if !named {
+		path = systemFile
+	}
+	meta, err := toml.DecodeFile(path, c)
+	if errors.Is(err, fs.ErrNotExist) && !named {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("config file %s: %w", path, err)
+	}
+	if unknown := meta.Undecoded(); len(unknown) > 0 {
+		return fmt.Errorf("config file %s: unknown setting %q", path, unknown[0].String())
+	}
+	return nil
+}
+
+// settings are the fields by their dotted names.
+func (c *Config) settings() map[string]reflect.Value {
+	all := map[string]reflect.Value{}
+	collect(all, "", reflect.ValueOf(c).Elem())
+	return all
+}
+
+func collect(all map[string]reflect.Value, prefix string, v reflect.Value) {
+	for i := range v.NumField() {
+		name := prefix + v.Type().Field(i).Tag.Get("toml")
+		if v.Field(i).Kind() == reflect.Struct {
+			collect(all, name+".", v.Field(i))
+			continue
+		}
+		all[name] = v.Field(i)
+	}
+}
+
+func set(v reflect.Value, text string) error {
+	switch p := v.Addr().Interface().(type) {
+	case *string:
+		*p = text
+	case *[]string:
+		*p = nil
+		for part := range strings.SplitSeq(text, ",") {
+			if part = strings.TrimSpace(part); part != "" {
+				*p = append(*p, part)
+			}
+		}
+	case *int:
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			return fmt.Errorf("%q is not a whole number", text)
+		}
+		*p = n
+	case *float64:
+		n, err := strconv.ParseFloat(text, 64)
+		if err != nil {
+			return fmt.Errorf("%q is not a number", text)
+		}
+		*p = n
+	case *time.Duration:
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			return fmt.Errorf("%q is not a duration: write it as 90s, 5m or 2h", text)
+		}
+		*p = d
+	case *Size:
+		return p.UnmarshalText([]byte(text))
+	default:
+		panic(fmt.Sprintf("no way to set a %T", p)) // a field of a new type was added without a case here
+	}
+	return nil
+}
+
+// The drivers.
+const (
+	DriverNative = "native"
+	DriverInproc = "inproc"
+)
+
+// Validate refuses what cannot be meant.
+func (c Config) Validate() error {
+	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
+		return fmt.Errorf("listen %q: want HOST:PORT such as %s", c.Listen, DefaultListen)
+	}
+	if !filepath.IsAbs(c.DataDir) {
+		return fmt.Errorf("data_dir %q is not an absolute path", c.DataDir)
+	}
+	if !slices.Contains([]string{DriverNative, DriverInproc}, c.Driver) {
+		return fmt.Errorf("unknown driver %q: use %s", c.Driver, DriverNative)
+	}
+	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {
+		return fmt.Errorf("unknown log level %q: use debug, info, warn or error", c.Log.Level)
+	}
+	if !slices.Contains([]string{"text", "json"}, c.Log.Format) {
+		return fmt.Errorf("unknown log format %q: use text or json", c.Log.Format)
+	}
+	if !slices.Contains([]string{"", "internet", "none"}, c.Sandbox.Network) {
+		return fmt.Errorf("unknown default network %q: use internet or none", c.Sandbox.Network)
+	}
+	if c.ShutdownGrace < 0 {
+		return fmt.Errorf("shutdown_grace cannot be negative: %v", c.ShutdownGrace)
+	}
+	return nil
+}
+
+// String lists every setting, one per line. There are no secrets in a configuration; keys live in the data directory.
+func (c Config) String() string {
+	settings := c.settings()
+	names := make([]string, 0, len(settings))
+	for name := range settings {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	var b strings.Builder
+	for _, name := range names {
+		fmt.Fprintf(&b, "%s = %v\n", name, settings[name].Interface())
+	}
+	return b.String()
+}

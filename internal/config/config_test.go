@@ -1,0 +1,75 @@
+package config_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/covehq/cove/internal/config"
+)
+
+func none(string) (string, bool) { return "", false }
+
+func from(pairs map[string]string) func(string) (string, bool) {
+	return func(name string) (string, bool) { v, ok := pairs[name]; return v, ok }
+}
+
+func TestFlagsBeatEnvironmentBeatsFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "cove.toml")
+	text := "listen = '127.0.0.1:1'\ndata_dir = '/one'\n[log]\nlevel = 'warn'\n[sandbox]\nmemory = '1GiB'\ndefault_lifetime = '90s'\n"
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := config.Load(config.Source{
+		File:  file,
+		Env:   from(map[string]string{"COVE_DATA_DIR": "/two", "COVE_LOG_LEVEL": "debug", "COVE_SANDBOX_MAX_PER_TENANT": "7"}),
+		Flags: map[string]string{"data_dir": "/three"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := config.Default()
+	want.Listen, want.DataDir, want.Log.Level = "127.0.0.1:1", "/three", "debug"
+	want.Sandbox.Memory, want.Sandbox.DefaultLifetime, want.Sandbox.MaxPerTenant = 1<<30, 90*time.Second, 7
+	if got.String() != want.String() {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestWhatCannotBeMeantIsRefused(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "cove.toml")
+	for text, says := range map[string]string{
+		"lissten = 'x'":                  `unknown setting "lissten"`,
+		"listen = 'nowhere'":             "HOST:PORT",
+		"driver = 'vm'":                  "unknown driver",
+		"data_dir = 'relative'":          "absolute",
+		"[sandbox]\nmemory = 'much'":     "512MiB",
+		"[sandbox]\nnetwork = 'carrier'": "internet or none",
+		"[log]\nlevel = 'loud'":          "unknown log level",
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := config.Load(config.Source{File: file, Env: none}); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%q: %v, want %q", text, err, says)
+		}
+	}
+	if _, err := config.Load(config.Source{File: "/no/such", Env: none}); err == nil {
+		t.Error("a file that was named and is not there is no error")
+	}
+}
+
+func TestSizes(t *testing.T) {
+	for text, want := range map[string]config.Size{"512MiB": 512 << 20, "1G": 1 << 30, "1.5g": 3 << 29, "100": 100, "2kb": 2000, "0": 0} {
+		if got, err := config.ParseSize(text); err != nil || got != want {
+			t.Errorf("%s: %d, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "x", "-1", "1e30", "NaN"} {
+		if got, err := config.ParseSize(text); err == nil {
+			t.Errorf("%q is %d", text, got)
+		}
+	}
+}

@@ -1,0 +1,198 @@
+// Package cove is our own API as a dialect: REST and NDJSON streams in front of the domain, without privileges of its
+// own. It decodes, asks and encodes; it decides nothing and knows no driver and no store.
+package cove
+
+import (
+	"context"
+	_ "embed" // the OpenAPI file
+	"encoding/json"
+	"errors"
+	"iter"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/covehq/cove/client"
+	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/policy"
+	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/template"
+)
+
+// Prefix is where the API lives.
+const Prefix = client.Prefix
+
+// Sandboxes is what the API asks of the domain.
+type Sandboxes interface {
+	Create(ctx context.Context, p auth.Principal, spec sandbox.Spec) (sandbox.Sandbox, bool, error)
+	Get(ctx context.Context, p auth.Principal, id string) (sandbox.Sandbox, error)
+	List(ctx context.Context, p auth.Principal, q sandbox.ListQuery) (sandbox.Page, error)
+	Kill(ctx context.Context, p auth.Principal, id string) (sandbox.Sandbox, error)
+	SetLifetime(ctx context.Context, p auth.Principal, id string, lifetime time.Duration) (sandbox.Sandbox, error)
+	SetNetwork(ctx context.Context, p auth.Principal, id string, n policy.Network) (sandbox.Sandbox, error)
+	Usage(ctx context.Context, p auth.Principal, id string) (sandbox.Usage, error)
+	Run(ctx context.Context, p auth.Principal, id string, params agentapi.RunParams) iter.Seq2[agentapi.Event, error]
+	Exec(ctx context.Context, p auth.Principal, id string, params agentapi.ExecParams) (*agentapi.Stream, error)
+	Agent(ctx context.Context, p auth.Principal, id string) (*agentapi.Client, error)
+	// Explain turns the error of a stream that broke into why its sandbox ended.
+	Explain(ctx context.Context, p auth.Principal, id string, err error) error
+	StartKernel(ctx context.Context, p auth.Principal, id, name, cwd string) (agentapi.Kernel, error)
+	StopKernel(ctx context.Context, p auth.Principal, id, name string) error
+	RestartKernel(ctx context.Context, p auth.Principal, id, name string) (agentapi.Kernel, error)
+	Events(ctx context.Context, p auth.Principal, q sandbox.EventQuery) iter.Seq2[sandbox.LifecycleEvent, error]
+}
+
+// Keys is what the API asks of authentication.
+type Keys interface {
+	Authenticate(ctx context.Context, presented string) (auth.Principal, error)
+	Create(ctx context.Context, tenant, name string, admin bool) (auth.Secret, auth.KeyRecord, error)
+	List(ctx context.Context, tenant string) ([]auth.KeyRecord, error)
+	Revoke(ctx context.Context, tenant, id string) error
+}
+
+// Templates is what a sandbox can start from.
+type Templates interface {
+	List() []template.Info
+	Resolve(ctx context.Context, name string) (*template.Template, error)
+}
+
+// API answers requests below Prefix.
+type API struct {
+	sandboxes Sandboxes
+	keys      Keys
+	templates Templates
+	log       *slog.Logger
+	mux       *http.ServeMux
+}
+
+// New makes the API in front of the domain.
+func New(s Sandboxes, k Keys, t Templates, log *slog.Logger) *API {
+	a := &API{sandboxes: s, keys: k, templates: t, log: log, mux: http.NewServeMux()}
+	for _, r := range routes {
+		a.mux.HandleFunc(r.method+" "+Prefix+r.path, a.serve(r))
+	}
+	a.mux.HandleFunc("/", a.noRoute)
+	return a
+}
+
+func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.mux.ServeHTTP(w, r) }
+
+// call is one request and who makes it.
+type call struct {
+	w     http.ResponseWriter
+	r     *http.Request
+	who   auth.Principal
+	known []param // query parameters
+}
+
+func (c *call) ctx() context.Context { return c.r.Context() }
+func (c *call) id() string           { return c.r.PathValue("id") }
+
+func (a *API) serve(route route) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		c := &call{w: w, r: r, known: route.query}
+		if !route.public {
+			var err error
+			if c.who, err = a.keys.Authenticate(r.Context(), presented(r.Header)); err != nil {
+				a.refuse(c, err)
+				return
+			}
+		}
+		if route.admin && !c.who.Admin {
+			a.refuse(c, fault.New(fault.Denied, "this needs an admin key; the server's own is in api_key of its data directory"))
+			return
+		}
+		if err := route.handle(a, c); err != nil {
+			a.refuse(c, err)
+		}
+	}
+}
+
+// presented is the key that came with a request.
+func presented(h http.Header) string {
+	if key := h.Get("X-API-Key"); key != "" {
+		return key
+	}
+	scheme, key, _ := strings.Cut(h.Get("Authorization"), " ")
+	if strings.EqualFold(scheme, "Bearer") {
+		return strings.TrimSpace(key)
+	}
+	return ""
+}
+
+// refuse answers with a failure: the caller gets kind and sentence, the operator the chain.
+func (a *API) refuse(c *call, err error) {
+	err = a.explain(c, err)
+	kind := fault.KindOf(err)
+	if kind == fault.Internal {
+		a.log.Error("request failed", "request", c.w.Header().Get("X-Request-Id"), "tenant", c.who.Tenant,
+			"sandbox", c.id(), "error", err)
+	}
+	if kind == fault.Unauthed {
+		c.w.Header().Set("WWW-Authenticate", `Bearer realm="cove"`)
+	}
+	if kind == fault.Unavailable || kind == fault.Exhausted {
+		c.w.Header().Set("Retry-After", "1")
+	}
+	_ = respond(c.w, Status(kind), client.ErrorBody{Error: *wireFault(err)}) // the client has gone: nobody to tell
+}
+
+// blame gives a kind to what ended because somebody stopped waiting, which is nobody's defect.
+func blame(ctx context.Context, err error) error {
+	if fault.KindOf(err) != fault.Internal || ctx.Err() == nil {
+		return err
+	}
+	if errors.Is(context.Cause(ctx), ErrShutdown) {
+		return fault.Wrap(fault.Unavailable, err, "the server is shutting down")
+	}
+	return fault.Wrap(fault.Unavailable, err, "the request was cancelled")
+}
+
+// explain gives a failure the kind and the sentence that the caller can act on.
+func (a *API) explain(c *call, err error) error {
+	if id := c.id(); id != "" && c.who.Tenant != "" {
+		err = a.sandboxes.Explain(c.ctx(), c.who, id, err)
+	}
+	return blame(c.ctx(), err)
+}
+
+// ErrShutdown is the cause with which the server cancels requests that outlive its grace.
+var ErrShutdown = errors.New("the server is shutting down")
+
+func (a *API) noRoute(w http.ResponseWriter, r *http.Request) {
+	a.refuse(&call{w: w, r: r}, fault.New(fault.NotFound, "no %s %s in this API; see %s/openapi.json", r.Method, r.URL.Path, Prefix))
+}
+
+func respond(w http.ResponseWriter, status int, value any) error {
+	body, err := json.Marshal(value)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, err = w.Write(append(body, '\n'))
+	return err
+}
+
+func (c *call) answer(status int, value any) error {
+	// A write that fails means that the client has gone: there is nobody left to tell.
+	_ = respond(c.w, status, value)
+	return nil
+}
+
+func (c *call) nothing() error {
+	c.w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+//go:embed openapi.json
+var document []byte
+
+func serveDocument(_ *API, c *call) error {
+	c.w.Header().Set("Content-Type", "application/json")
+	_, _ = c.w.Write(document)
+	return nil
+}

@@ -1,0 +1,209 @@
+package cove
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"math"
+	"net/http"
+	"net/url"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/covehq/cove/internal/fault"
+)
+
+const (
+	maxBody = 1 << 20  // a request that only says what to do
+	maxCode = 16 << 20 // a request that carries code or stdin
+)
+
+// decode reads a JSON body into value and refuses what it does not know, so that a typo is an error and not a default.
+// An empty body is an empty object.
+func decode(w http.ResponseWriter, r *http.Request, limit int64, value any) error {
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+	if err != nil {
+		var tooLarge *http.MaxBytesError
+		if errors.As(err, &tooLarge) {
+			return fault.New(fault.Invalid, "the request body is over the limit of %d bytes; put large content into a file with PUT …/files", tooLarge.Limit)
+		}
+		return fault.Wrap(fault.Invalid, err, "the request body could not be read")
+	}
+	return Decode(body, value)
+}
+
+// Decode reads one JSON object into value strictly.
+func Decode(body []byte, value any) error {
+	if len(bytes.TrimSpace(body)) == 0 {
+		return nil
+	}
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.DisallowUnknownFields()
+	if err := d.Decode(value); err != nil {
+		return explainJSON(err, value)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return fault.New(fault.Invalid, "the request body holds more than one JSON value")
+	}
+	return nil
+}
+
+func explainJSON(err error, value any) error {
+	var syntax *json.SyntaxError
+	var typ *json.UnmarshalTypeError
+	name, unknown := strings.CutPrefix(err.Error(), "json: unknown field ")
+	switch {
+	case unknown:
+		return fault.New(fault.Invalid, "unknown field %s; known fields: %s", name, strings.Join(fields(reflect.TypeOf(value)), ", "))
+	case errors.As(err, &typ) && typ.Field == "":
+		return fault.New(fault.Invalid, "the request body is a JSON %s; send an object", typ.Value)
+	case errors.As(err, &typ):
+		return fault.New(fault.Invalid, "field %q wants %s, not %s", typ.Field, jsonName(typ.Type), typ.Value)
+	case errors.As(err, &syntax):
+		return fault.New(fault.Invalid, "the request body is not valid JSON at byte %d: %s", syntax.Offset, syntax.Error())
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return fault.New(fault.Invalid, "the request body is cut short: its JSON does not end")
+	}
+	return fault.New(fault.Invalid, "the request body cannot be understood: %s", strings.TrimPrefix(err.Error(), "json: "))
+}
+
+// fields names what a JSON object of this type may hold, nested objects included.
+func fields(t reflect.Type) []string {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct {
+		return nil
+	}
+	var names []string
+	for f := range structFields(t) {
+		names = append(names, f.name)
+		inner := f.typ
+		for inner.Kind() == reflect.Pointer {
+			inner = inner.Elem()
+		}
+		if inner.Kind() == reflect.Struct && inner != reflect.TypeFor[time.Time]() {
+			for _, n := range fields(inner) {
+				names = append(names, f.name+"."+n)
+			}
+		}
+	}
+	return names
+}
+
+func jsonName(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.Map, reflect.Struct:
+		return "an object"
+	case reflect.Float32, reflect.Float64:
+		return "a number"
+	}
+	return "an integer in the range of " + t.Kind().String()
+}
+
+// maxDuration is more than anybody means and far from overflow.
+const maxDuration = 10 * 365 * 24 * time.Hour
+
+// duration reads seconds; zero means that the caller did not say.
+func duration(name string, seconds float64) (time.Duration, error) {
+	if seconds < 0 || math.IsNaN(seconds) || seconds > maxDuration.Seconds() {
+		return 0, fault.New(fault.Invalid, "%s %v is out of range: use 0 to %d", name, seconds, int64(maxDuration.Seconds()))
+	}
+	return time.Duration(seconds * float64(time.Second)), nil
+}
+
+// milliseconds rounds up, so that a tiny timeout is not none at all.
+func milliseconds(name string, seconds float64) (int64, error) {
+	d, err := duration(name, seconds)
+	if err != nil {
+		return 0, err
+	}
+	return int64((d + time.Millisecond - 1) / time.Millisecond), nil
+}
+
+// query reads query parameters strictly and remembers the first thing that is wrong.
+type query struct {
+	values url.Values
+	err    error
+}
+
+// query refuses parameters that the route does not know.
+func (c *call) query() *query {
+	q := &query{values: c.r.URL.Query()}
+	for name := range q.values {
+		if !slices.ContainsFunc(c.known, func(p param) bool { return p.matches(name) }) {
+			q.fail("unknown query parameter %q", name)
+		}
+	}
+	return q
+}
+
+func (p param) matches(name string) bool {
+	prefix, family := strings.CutSuffix(p.name, "*")
+	if family {
+		return strings.HasPrefix(name, prefix)
+	}
+	return name == p.name
+}
+
+func (q *query) fail(format string, args ...any) {
+	if q.err == nil {
+		q.err = fault.New(fault.Invalid, format, args...)
+	}
+}
+
+func (q *query) text(name string) string { return q.values.Get(name) }
+
+func (q *query) required(name string) string {
+	v := q.values.Get(name)
+	if v == "" {
+		q.fail("query parameter %q is missing", name)
+	}
+	return v
+}
+
+func (q *query) integer(name string, low, high int64) int64 {
+	v := q.values.Get(name)
+	if v == "" {
+		return 0
+	}
+	n, err := strconv.ParseInt(v, 10, 64)
+	if err != nil || n < low || n > high {
+		q.fail("query parameter %s=%q: want an integer from %d to %d", name, v, low, high)
+	}
+	return n
+}
+
+func (q *query) flag(name string) bool {
+	v := q.values.Get(name)
+	if v == "" {
+		return q.values.Has(name)
+	}
+	b, err := strconv.ParseBool(v)
+	if err != nil {
+		q.fail("query parameter %s=%q: want true or false", name, v)
+	}
+	return b
+}
+
+func (q *query) octal(name string) uint32 {
+	v := q.values.Get(name)
+	if v == "" {
+		return 0
+	}
+	n, err := strconv.ParseUint(v, 8, 12)
+	if err != nil {
+		q.fail("query parameter %s=%q: want octal permission bits such as 0644", name, v)
+	}
+	return uint32(n)
+}

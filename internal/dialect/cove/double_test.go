@@ -1,0 +1,406 @@
+package cove_test
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"iter"
+	"log/slog"
+	"net"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/covehq/cove/client"
+	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/dialect/cove"
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/sqlstore"
+	"github.com/covehq/cove/internal/template"
+)
+
+// The API is tested with a real Manager, store and agent client. Only the agent's end of a connection is a double, so
+// that a test can make a run say exactly what it wants, at once or never.
+
+// world is a server with its keys.
+type world struct {
+	*httptest.Server
+	client *client.Client
+	key    string
+	keys   *auth.Keys
+	driver *driver
+}
+
+func newWorld(t testing.TB) *world {
+	t.Helper()
+	log := slog.New(slog.DiscardHandler)
+	store, err := sqlstore.Open(filepath.Join(t.TempDir(), "db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { store.Close() })
+	d := &driver{root: t.TempDir(), live: map[string]sandbox.Instance{}, ends: make(chan sandbox.Ended, 16)}
+	m := sandbox.NewManager(sandbox.Config{}, d, store, catalogue{}, sandbox.NopObserver{}, log)
+	if err := m.Open(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	keys := auth.NewKeys(store)
+	key, _, err := keys.Create(t.Context(), "acme", "test", true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewServer(cove.New(m, keys, catalogue{}, log))
+	t.Cleanup(s.Close)
+	return &world{Server: s, client: newClient(t, s.URL, string(key)), key: string(key), keys: keys, driver: d}
+}
+
+func newClient(t testing.TB, url, key string) *client.Client {
+	t.Helper()
+	c, err := client.New(url, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+func (w *world) sandbox(t testing.TB) *client.Sandbox {
+	t.Helper()
+	sb, err := w.client.Create(t.Context(), client.CreateRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sb
+}
+
+// catalogue has one template.
+type catalogue struct{}
+
+var python = &template.Template{Name: "python", Digest: "d1", User: "user", Python: template.Python{Executable: "/usr/bin/python3", Version: "3.13.0"}}
+
+func (catalogue) Resolve(_ context.Context, name string) (*template.Template, error) {
+	if name != python.Name {
+		return nil, fault.New(fault.NotFound, "there is no template %q; there are python", name)
+	}
+	return python, nil
+}
+
+func (catalogue) List() []template.Info { return []template.Info{{Name: "python", Digest: "d1"}} }
+
+// driver starts agents that are goroutines.
+type driver struct {
+	root string
+	ends chan sandbox.Ended
+	work sync.WaitGroup
+
+	mu    sync.Mutex
+	live  map[string]sandbox.Instance
+	conns map[string][]net.Conn
+}
+
+func (*driver) Caps() sandbox.Caps {
+	return sandbox.Caps{Name: "double", Isolation: "none", Limits: true, Network: true}
+}
+func (*driver) Prepare(context.Context, string, *template.Template) error { return nil }
+func (*driver) Kernel(context.Context, string, string) error {
+	return fault.New(fault.Unsupported, "no zygote")
+}
+func (*driver) Change(context.Context, string, sandbox.Change) error { return nil }
+func (*driver) Usage(context.Context, string) (sandbox.Usage, error) {
+	return sandbox.Usage{CPUMS: 7, MemoryBytes: 1 << 20}, nil
+}
+func (*driver) Forget(context.Context, ...string) error { return nil }
+func (*driver) Close() error                            { return nil }
+
+func (d *driver) Start(_ context.Context, req sandbox.StartRequest) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.live[req.ID] = sandbox.Instance{ID: req.ID, Tenant: req.Tenant, Template: req.Template.Name, Deadline: req.Deadline, Started: time.Now()}
+	return nil
+}
+
+func (d *driver) List(context.Context) ([]sandbox.Instance, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []sandbox.Instance
+	for _, i := range d.live {
+		all = append(all, i)
+	}
+	return all, nil
+}
+
+func (d *driver) Ended(ctx context.Context) iter.Seq2[sandbox.Ended, error] {
+	return func(yield func(sandbox.Ended, error) bool) {
+		for {
+			select {
+			case e := <-d.ends:
+				if !yield(e, nil) {
+					return
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+func (d *driver) Stop(_ context.Context, id string, cause sandbox.Cause) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, ok := d.live[id]; !ok {
+		return nil
+	}
+	delete(d.live, id)
+	for _, c := range d.conns[id] {
+		c.Close()
+	}
+	delete(d.conns, id)
+	d.ends <- sandbox.Ended{ID: id, Cause: cause, At: time.Now()}
+	return nil
+}
+
+func (d *driver) Dial(_ context.Context, id string) (net.Conn, error) {
+	l, err := net.Listen("unix", filepath.Join(d.root, "s"+strconv.FormatInt(time.Now().UnixNano(), 36)))
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	near, err := net.Dial("unix", l.Addr().String())
+	if err != nil {
+		return nil, err
+	}
+	far, err := l.Accept()
+	if err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, ok := d.live[id]; !ok {
+		far.Close()
+		near.Close()
+		return nil, fault.New(fault.NotFound, "no sandbox %s", id)
+	}
+	if d.conns == nil {
+		d.conns = map[string][]net.Conn{}
+	}
+	d.conns[id] = append(d.conns[id], far)
+	d.work.Go(func() { (&agent{far, agentapi.NewReader(far), d.root}).serve() })
+	return near, nil
+}
+
+// agent answers one operation.
+type agent struct {
+	conn net.Conn
+	r    *agentapi.Reader
+	root string
+}
+
+func (a *agent) serve() {
+	defer a.conn.Close()
+	f, err := a.r.Read()
+	if err != nil {
+		return
+	}
+	var req agentapi.Request
+	if json.Unmarshal(f.Payload, &req) != nil {
+		return
+	}
+	switch req.Op {
+	case agentapi.OpRun:
+		a.run(params[agentapi.RunParams](req))
+	case agentapi.OpExec:
+		a.exec(params[agentapi.ExecParams](req))
+	case agentapi.OpWrite:
+		a.write(params[agentapi.WriteParams](req))
+	case agentapi.OpRead:
+		a.read(params[agentapi.ReadParams](req))
+	case agentapi.OpStat:
+		a.stat(params[agentapi.PathParams](req).Path)
+	case agentapi.OpKernels:
+		a.value([]agentapi.Kernel{{Name: "default", Language: "python", State: agentapi.KernelIdle}})
+	case agentapi.OpProcesses:
+		a.value([]agentapi.Process{{ID: "p1", PID: 12, Argv: []string{"sleep"}, Tag: "nap"}})
+	case agentapi.OpSignal, agentapi.OpInterrupt:
+		a.end(agentapi.End{Outcome: agentapi.OutcomeOK})
+	default:
+		a.refuse(fault.Unsupported, "the double does not "+string(req.Op))
+	}
+}
+
+func params[T any](req agentapi.Request) (p T) {
+	_ = json.Unmarshal(req.Params, &p)
+	return p
+}
+
+func (a *agent) event(e agentapi.Event) { _ = agentapi.WriteJSON(a.conn, agentapi.FrameEvent, e) }
+func (a *agent) end(e agentapi.End)     { _ = agentapi.WriteJSON(a.conn, agentapi.FrameEnd, e) }
+func (a *agent) out(kind agentapi.FrameKind, b []byte) error {
+	return agentapi.WriteFrame(a.conn, kind, b)
+}
+
+func (a *agent) value(v any) {
+	b, _ := json.Marshal(v)
+	a.end(agentapi.End{Outcome: agentapi.OutcomeOK, Value: b})
+}
+
+func (a *agent) refuse(kind fault.Kind, message string) {
+	a.end(agentapi.End{Outcome: agentapi.OutcomeRefused, Fault: &agentapi.Fault{Kind: kind, Message: message}})
+}
+
+// run does what the code's first word says.
+func (a *agent) run(p agentapi.RunParams) {
+	word, rest, _ := strings.Cut(p.Code, " ")
+	if word == "refuse" {
+		a.refuse(fault.Conflict, rest)
+		return
+	}
+	a.event(agentapi.Event{Type: agentapi.EventStarted, Count: 1})
+	end := agentapi.End{Outcome: agentapi.OutcomeOK}
+	switch word {
+	case "1+1":
+		a.event(agentapi.Event{Type: agentapi.EventResult, Result: &agentapi.Result{Main: true, Data: map[string]json.RawMessage{"text/plain": json.RawMessage(`"2"`)}}})
+	case "chunks": // hex chunks, one frame each
+		for part := range strings.FieldsSeq(rest) {
+			b := make([]byte, len(part)/2)
+			for i := range b {
+				n, _ := strconv.ParseUint(part[2*i:2*i+2], 16, 8)
+				b[i] = byte(n)
+			}
+			if a.out(agentapi.FrameStdout, b) != nil {
+				return
+			}
+		}
+	case "flood": // that many MiB
+		n, _ := strconv.Atoi(rest)
+		chunk := []byte(strings.Repeat("x", agentapi.ChunkSize))
+		for range n << 20 / agentapi.ChunkSize {
+			if a.out(agentapi.FrameStdout, chunk) != nil {
+				return
+			}
+		}
+	case "hang":
+		_, _ = io.Copy(io.Discard, a.conn)
+		return
+	case "raise":
+		a.event(agentapi.Event{Type: agentapi.EventError, Error: &agentapi.CodeError{Name: "ValueError", Value: rest, Traceback: []string{"ValueError: " + rest}}})
+		end.Outcome = agentapi.OutcomeError
+	}
+	a.end(end)
+}
+
+func (a *agent) exec(p agentapi.ExecParams) {
+	cmd := exec.Command(p.Argv[0], p.Argv[1:]...)
+	stdin, _ := cmd.StdinPipe()
+	cmd.Stdout = frames{a, agentapi.FrameStdout}
+	cmd.Stderr = frames{a, agentapi.FrameStderr}
+	if err := cmd.Start(); err != nil {
+		a.refuse(fault.NotFound, err.Error())
+		return
+	}
+	a.event(agentapi.Event{Type: agentapi.EventStarted, PID: cmd.Process.Pid, ID: "p1"})
+	if !p.Stdin {
+		stdin.Close()
+	}
+	go a.obey(cmd, stdin) // ends with the connection
+	err := cmd.Wait()
+	end := agentapi.End{Outcome: agentapi.OutcomeOK, ExitCode: cmd.ProcessState.ExitCode()}
+	if err != nil {
+		end.Outcome = agentapi.OutcomeError
+	}
+	if end.ExitCode < 0 {
+		end.Signal = "SIGTERM"
+	}
+	a.end(end)
+}
+
+func (a *agent) obey(cmd *exec.Cmd, stdin io.WriteCloser) {
+	for {
+		f, err := a.r.Read()
+		if err != nil {
+			_ = cmd.Process.Kill()
+			return
+		}
+		switch f.Kind {
+		case agentapi.FrameStdin:
+			_, _ = stdin.Write(f.Payload)
+		case agentapi.FrameEOF:
+			stdin.Close()
+		case agentapi.FrameControl:
+			_ = cmd.Process.Signal(syscall.SIGTERM)
+		}
+	}
+}
+
+type frames struct {
+	a    *agent
+	kind agentapi.FrameKind
+}
+
+func (f frames) Write(b []byte) (int, error) { return len(b), f.a.out(f.kind, b) }
+
+func (a *agent) path(name string) string { return filepath.Join(a.root, "file-"+filepath.Base(name)) }
+
+func (a *agent) write(p agentapi.WriteParams) {
+	f, err := os.Create(a.path(p.Path))
+	if err != nil {
+		a.refuse(fault.Internal, err.Error())
+		return
+	}
+	defer f.Close()
+	for {
+		frame, err := a.r.Read()
+		if err != nil {
+			return
+		}
+		if frame.Kind == agentapi.FrameEOF {
+			break
+		}
+		_, _ = f.Write(frame.Payload)
+	}
+	a.stat(p.Path)
+}
+
+func (a *agent) stat(name string) {
+	info, err := os.Stat(a.path(name))
+	if err != nil {
+		a.refuse(fault.NotFound, name+" does not exist")
+		return
+	}
+	a.value(agentapi.Entry{Name: filepath.Base(name), Path: name, Type: agentapi.EntryFile, Size: info.Size(), Mode: 0o644})
+}
+
+func (a *agent) read(p agentapi.ReadParams) {
+	f, err := os.Open(a.path(p.Path))
+	if err != nil {
+		a.refuse(fault.NotFound, p.Path+" does not exist")
+		return
+	}
+	defer f.Close()
+	a.event(agentapi.Event{Type: agentapi.EventStarted, Entry: &agentapi.Entry{Name: filepath.Base(p.Path), Path: p.Path}})
+	_, _ = f.Seek(p.Offset, io.SeekStart)
+	var r io.Reader = f
+	if p.Length > 0 {
+		r = io.LimitReader(f, p.Length)
+	}
+	buf := make([]byte, agentapi.ChunkSize)
+	for {
+		n, err := r.Read(buf)
+		if n > 0 && a.out(agentapi.FrameData, buf[:n]) != nil {
+			return
+		}
+		if err != nil {
+			break
+		}
+	}
+	a.end(agentapi.End{Outcome: agentapi.OutcomeOK})
+}

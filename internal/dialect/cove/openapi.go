@@ -1,0 +1,217 @@
+package cove
+
+import (
+	"encoding/json"
+	"iter"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// OpenAPI makes the OpenAPI 3.1 file from the route table and the Go types it names. comments explains types by
+// "Type" and fields by "Type.Field"; they are read from the source by the test that keeps the committed file current.
+func OpenAPI(comments map[string]string) ([]byte, error) {
+	g := generator{comments: comments, schemas: object{}}
+	paths := object{}
+	for _, r := range routes {
+		item, _ := paths[Prefix+r.path].(object)
+		if item == nil {
+			item = object{}
+			paths[Prefix+r.path] = item
+		}
+		item[strings.ToLower(r.method)] = g.operation(r)
+	}
+	// Control and ExecRequest travel in frames, so no operation leads to them.
+	g.schema(reflect.TypeOf(interactiveControl))
+	doc := object{
+		"openapi": "3.1.0",
+		"info":    object{"title": "Cove", "version": "v1", "description": "Isolated sandboxes for AI agents: run code, run commands, move files."},
+		"paths":   paths,
+		"security": []any{
+			object{"apiKey": []any{}}, object{"bearer": []any{}},
+		},
+		"components": object{
+			"schemas": g.schemas,
+			"securitySchemes": object{
+				"apiKey": object{"type": "apiKey", "in": "header", "name": "X-API-Key"},
+				"bearer": object{"type": "http", "scheme": "bearer"},
+			},
+		},
+	}
+	b, err := json.MarshalIndent(doc, "", "  ")
+	return append(b, '\n'), err
+}
+
+type object = map[string]any
+
+type generator struct {
+	comments map[string]string
+	schemas  object
+}
+
+func (g *generator) operation(r route) object {
+	op := object{"operationId": r.name, "summary": r.summary, "tags": []string{r.tag}, "responses": g.responses(r)}
+	if r.about != "" {
+		op["description"] = r.about
+	}
+	if r.public {
+		op["security"] = []any{}
+	}
+	if params := parameters(r); len(params) > 0 {
+		op["parameters"] = params
+	}
+	if r.request != nil {
+		op["requestBody"] = object{"required": r.required, "content": g.content(r.request)}
+	}
+	return op
+}
+
+func parameters(r route) []any {
+	var list []any
+	for part := range strings.SplitSeq(r.path, "/") {
+		if name, ok := strings.CutPrefix(part, "{"); ok {
+			list = append(list, object{"name": strings.TrimSuffix(name, "}"), "in": "path", "required": true, "schema": object{"type": "string"}})
+		}
+	}
+	for i, params := range [][]param{r.query, r.header} {
+		for _, p := range params {
+			o := object{"name": p.name, "in": [...]string{"query", "header"}[i], "description": p.about, "schema": object{"type": p.kind}}
+			if p.required {
+				o["required"] = true
+			}
+			if strings.HasSuffix(p.name, "*") {
+				// A family of parameters is one object whose properties are spelled out in the query.
+				o["name"] = "metadata"
+				o["schema"] = object{"type": "object", "additionalProperties": object{"type": "string"}}
+			}
+			list = append(list, o)
+		}
+	}
+	return list
+}
+
+func (g *generator) responses(r route) object {
+	ok := object{"description": "success"}
+	content := object{}
+	if r.response != nil {
+		content = g.content(r.response)
+	}
+	if r.stream != nil {
+		content["application/x-ndjson"] = object{"schema": g.schema(reflect.TypeOf(r.stream))}
+	}
+	if len(content) > 0 {
+		ok["content"] = content
+	}
+	out := object{
+		strconv.Itoa(r.status): ok,
+		"default":              object{"description": "failure", "content": g.content(failure)},
+	}
+	if r.also != 0 {
+		out[strconv.Itoa(r.also)] = ok
+	}
+	return out
+}
+
+func (g *generator) content(example any) object {
+	if _, raw := example.(rawBody); raw {
+		return object{"application/octet-stream": object{"schema": object{"type": "string", "format": "binary"}}}
+	}
+	return object{"application/json": object{"schema": g.schema(reflect.TypeOf(example))}}
+}
+
+// schema describes a type; a struct becomes a component of its own.
+func (g *generator) schema(t reflect.Type) object {
+	switch t {
+	case reflect.TypeFor[time.Time]():
+		return object{"type": "string", "format": "date-time"}
+	case reflect.TypeFor[json.RawMessage]():
+		return object{}
+	case reflect.TypeFor[[]byte]():
+		return object{"type": "string", "contentEncoding": "base64"}
+	}
+	switch t.Kind() {
+	case reflect.Pointer:
+		return g.schema(t.Elem())
+	case reflect.Struct:
+		g.component(t)
+		return object{"$ref": "#/components/schemas/" + t.Name()}
+	case reflect.Slice:
+		return object{"type": "array", "items": g.schema(t.Elem())}
+	case reflect.Map:
+		return object{"type": "object", "additionalProperties": g.schema(t.Elem())}
+	case reflect.String:
+		return object{"type": "string"}
+	case reflect.Bool:
+		return object{"type": "boolean"}
+	case reflect.Float32, reflect.Float64:
+		return object{"type": "number"}
+	case reflect.Interface:
+		return object{}
+	}
+	o := object{"type": "integer"}
+	if t.Kind() == reflect.Int64 {
+		o["format"] = "int64"
+	}
+	return o
+}
+
+func (g *generator) component(t reflect.Type) {
+	if _, done := g.schemas[t.Name()]; done {
+		return
+	}
+	properties, required := object{}, []string{}
+	o := object{"type": "object", "properties": properties}
+	g.schemas[t.Name()] = o // before its fields, which may lead back here
+	if text := g.comments[t.Name()]; text != "" {
+		o["description"] = text
+	}
+	for f := range structFields(t) {
+		s := g.schema(f.typ)
+		if text := g.comments[f.owner+"."+f.goName]; text != "" {
+			s["description"] = text
+		}
+		if f.enum != "" {
+			s["enum"] = strings.Split(f.enum, ",")
+		}
+		properties[f.name] = s
+		if !f.optional {
+			required = append(required, f.name)
+		}
+	}
+	if len(required) > 0 {
+		o["required"] = required
+	}
+}
+
+// field is a struct field as JSON sees it.
+type field struct {
+	name, goName, owner, enum string
+	typ                       reflect.Type
+	optional                  bool
+}
+
+// structFields yields the JSON fields of a struct, those of embedded structs in their place.
+func structFields(t reflect.Type) iter.Seq[field] {
+	return func(yield func(field) bool) {
+		for i := range t.NumField() {
+			f := t.Field(i)
+			tag := f.Tag.Get("json")
+			if f.Anonymous && tag == "" {
+				for inner := range structFields(f.Type) {
+					if !yield(inner) {
+						return
+					}
+				}
+				continue
+			}
+			name, options, _ := strings.Cut(tag, ",")
+			if !f.IsExported() || name == "-" || name == "" {
+				continue
+			}
+			if !yield(field{name, f.Name, t.Name(), f.Tag.Get("enum"), f.Type, strings.Contains(options, "omit")}) {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,147 @@
+package cove
+
+import (
+	"net/http"
+
+	"github.com/covehq/cove/client"
+)
+
+// route is one line of the API: the mux and the OpenAPI file are both made from this table.
+type route struct {
+	method, path string
+	name         string // operationId
+	summary      string
+	about        string // more than the summary, where needed
+	tag          string
+	public       bool // needs no key
+	admin        bool // needs an admin key
+	query        []param
+	header       []param
+	request      any // JSON body, by an example of its type; rawBody for bytes
+	required     bool
+	status       int
+	also         int // another success with the same body
+	response     any // JSON answer, rawBody for bytes
+	stream       any // lines of an NDJSON answer
+	handle       func(*API, *call) error
+}
+
+// param is a query or header parameter.
+type param struct {
+	name, kind, about string
+	required          bool
+}
+
+type rawBody struct{}
+
+var (
+	pathParam = param{"path", "string", "path in the sandbox; a relative one starts at the user's home", true}
+	userParam = param{"user", "string", "name or uid who does it; default is the sandbox's own user", false}
+	recursive = param{"recursive", "boolean", "include everything below", false}
+	tenant    = param{"tenant", "string", "another tenant; default is your own", false}
+)
+
+const negotiated = "Each event is a line of NDJSON, sent as it happens; with `Accept: application/json` the whole run is collected into one answer."
+
+var routes = []route{
+	{method: "GET", path: "/openapi.json", name: "openapi", tag: "server", summary: "This file", public: true,
+		status: 200, response: map[string]any{}, handle: serveDocument},
+
+	{method: "POST", path: "/sandboxes", name: "createSandbox", tag: "sandboxes", summary: "Create a sandbox",
+		about:   "Answers when the sandbox takes code: 201 for a new one, 200 for a living one with the same key.",
+		header:  []param{{"Idempotency-Key", "string", "a retry with the same value finds what the first request made", false}},
+		request: client.CreateRequest{}, status: 201, also: 200, response: client.SandboxInfo{}, handle: (*API).create},
+	{method: "GET", path: "/sandboxes", name: "listSandboxes", tag: "sandboxes", summary: "List your sandboxes, newest first",
+		query: []param{
+			{"state", "string", "starting, running, stopping or ended; may be repeated", false},
+			{"metadata.*", "string", "metadata.NAME=VALUE; all must match", false},
+			{"template", "string", "only of this template", false},
+			{"key", "string", "only with this key", false},
+			{"limit", "integer", "how many on a page", false},
+			{"cursor", "string", "the cursor of the page before", false},
+		}, status: 200, response: client.SandboxList{}, handle: (*API).list},
+	{method: "GET", path: "/sandboxes/{id}", name: "getSandbox", tag: "sandboxes", summary: "Tell about a sandbox, also after its end",
+		status: 200, response: client.SandboxInfo{}, handle: (*API).get},
+	{method: "DELETE", path: "/sandboxes/{id}", name: "killSandbox", tag: "sandboxes", summary: "End a sandbox",
+		status: 200, response: client.SandboxInfo{}, handle: (*API).kill},
+	{method: "POST", path: "/sandboxes/{id}/timeout", name: "setTimeout", tag: "sandboxes", summary: "Give a sandbox a new lifetime, from now",
+		request: client.TimeoutRequest{}, required: true, status: 200, response: client.SandboxInfo{}, handle: (*API).setTimeout},
+	{method: "PUT", path: "/sandboxes/{id}/network", name: "setNetwork", tag: "sandboxes", summary: "Change what may leave a sandbox",
+		request: client.Network{}, required: true, status: 200, response: client.SandboxInfo{}, handle: (*API).setNetwork},
+	{method: "GET", path: "/sandboxes/{id}/usage", name: "getUsage", tag: "sandboxes", summary: "What a sandbox uses now",
+		status: 200, response: client.SandboxUsage{}, handle: (*API).usage},
+
+	{method: "POST", path: "/sandboxes/{id}/run", name: "runCode", tag: "runs", summary: "Run a cell in a kernel", about: negotiated,
+		request: client.RunRequest{}, required: true, status: 200, response: client.Output{}, stream: client.Event{}, handle: (*API).run},
+	{method: "POST", path: "/sandboxes/{id}/exec", name: "exec", tag: "runs", summary: "Run a command", about: negotiated,
+		request: client.ExecRequest{}, required: true, status: 200, response: client.Output{}, stream: client.Event{}, handle: (*API).exec},
+	{method: "GET", path: "/sandboxes/{id}/exec", name: "execInteractive", tag: "runs", summary: "Run a command with live stdin, signals and a terminal",
+		about: "HTTP/1.1 only: ask with `Connection: Upgrade` and `Upgrade: cove-exec/1`. After the 101 both sides exchange frames: " +
+			"one byte of kind, three zero bytes, payload length as four bytes in network order, payload. " +
+			"From the client: 1 start (JSON ExecRequest, first), 2 stdin, 3 end of stdin, 4 control (JSON Control). " +
+			"From the server: 16 event (JSON Event; the last is end or fault), 17 stdout, 18 stderr. A payload holds at most 1 MiB.",
+		status: 101, handle: (*API).interactive},
+	{method: "GET", path: "/sandboxes/{id}/processes", name: "listProcesses", tag: "runs", summary: "List the commands that run",
+		status: 200, response: client.ProcessList{}, handle: (*API).processes},
+	{method: "POST", path: "/sandboxes/{id}/processes/{process}/signal", name: "signalProcess", tag: "runs", summary: "Send a signal to a command",
+		about: "The process is named by its id, its tag or its pid.", request: client.SignalRequest{}, required: true, status: 204, handle: (*API).signal},
+
+	{method: "GET", path: "/sandboxes/{id}/kernels", name: "listKernels", tag: "kernels", summary: "List the kernels",
+		status: 200, response: client.KernelList{}, handle: (*API).kernels},
+	{method: "POST", path: "/sandboxes/{id}/kernels", name: "startKernel", tag: "kernels", summary: "Start a kernel",
+		request: client.KernelRequest{}, status: 201, response: client.Kernel{}, handle: (*API).startKernel},
+	{method: "DELETE", path: "/sandboxes/{id}/kernels/{kernel}", name: "stopKernel", tag: "kernels", summary: "End a kernel",
+		status: 204, handle: (*API).stopKernel},
+	{method: "POST", path: "/sandboxes/{id}/kernels/{kernel}/restart", name: "restartKernel", tag: "kernels", summary: "Start a kernel afresh; its variables are gone",
+		status: 200, response: client.Kernel{}, handle: (*API).restartKernel},
+	{method: "POST", path: "/sandboxes/{id}/kernels/{kernel}/interrupt", name: "interruptKernel", tag: "kernels", summary: "Interrupt the running cell",
+		status: 204, handle: (*API).interruptKernel},
+
+	{method: "GET", path: "/sandboxes/{id}/files", name: "readFile", tag: "files", summary: "Read a file",
+		query: []param{pathParam, userParam,
+			{"offset", "integer", "first byte", false}, {"length", "integer", "how many bytes; default is all", false}},
+		status: 200, response: rawBody{}, handle: (*API).readFile},
+	{method: "PUT", path: "/sandboxes/{id}/files", name: "writeFile", tag: "files", summary: "Write a file of any size",
+		about: "Parents are made. The content appears at once when all of it has arrived, or not at all.",
+		query: []param{pathParam, userParam,
+			{"mode", "string", "octal permission bits; default keeps an existing file's, else 0644", false}, {"append", "boolean", "add to the end instead", false}},
+		request: rawBody{}, required: true, status: 200, response: client.Entry{}, handle: (*API).writeFile},
+	{method: "DELETE", path: "/sandboxes/{id}/files", name: "removeFile", tag: "files", summary: "Remove a file or directory",
+		query: []param{pathParam, userParam, recursive}, status: 204, handle: (*API).removeFile},
+	{method: "GET", path: "/sandboxes/{id}/files/stat", name: "statFile", tag: "files", summary: "Tell about a path",
+		query: []param{pathParam, userParam}, status: 200, response: client.Entry{}, handle: (*API).statFile},
+	{method: "GET", path: "/sandboxes/{id}/files/list", name: "listFiles", tag: "files", summary: "List a directory",
+		query:  []param{pathParam, userParam, {"depth", "integer", "how deep; default 1, its own entries", false}},
+		status: 200, response: client.EntryList{}, handle: (*API).listFiles},
+	{method: "POST", path: "/sandboxes/{id}/files/mkdir", name: "makeDirectory", tag: "files", summary: "Make a directory",
+		request: client.MkdirRequest{}, required: true, status: 200, response: client.Entry{}, handle: (*API).mkdir},
+	{method: "POST", path: "/sandboxes/{id}/files/move", name: "moveFile", tag: "files", summary: "Rename a path",
+		request: client.MoveRequest{}, required: true, status: 200, response: client.Entry{}, handle: (*API).move},
+	{method: "POST", path: "/sandboxes/{id}/files/chmod", name: "chmodFile", tag: "files", summary: "Change permissions or owner",
+		request: client.ChmodRequest{}, required: true, status: 200, response: client.Entry{}, handle: (*API).chmod},
+	{method: "GET", path: "/sandboxes/{id}/files/watch", name: "watchFiles", tag: "files", summary: "Watch a directory",
+		about: "The first event is started; from then on no change is missed. Ends when the client leaves.",
+		query: []param{pathParam, userParam, recursive}, status: 200, stream: client.Event{}, handle: (*API).watch},
+
+	{method: "GET", path: "/events", name: "listEvents", tag: "server", summary: "What happened to your sandboxes",
+		query: []param{
+			{"sandbox", "string", "only of this sandbox", false},
+			{"after", "integer", "only what came after this seq", false},
+			{"follow", "boolean", "go on with what happens next", false},
+		}, status: 200, stream: client.LifecycleEvent{}, handle: (*API).events},
+	{method: "GET", path: "/templates", name: "listTemplates", tag: "server", summary: "What a sandbox can start from",
+		status: 200, response: client.TemplateList{}, handle: (*API).listTemplates},
+
+	{method: "POST", path: "/keys", name: "createKey", tag: "keys", summary: "Make an API key; its secret is shown this once", admin: true,
+		request: client.KeyRequest{}, status: http.StatusCreated, response: client.NewKey{}, handle: (*API).createKey},
+	{method: "GET", path: "/keys", name: "listKeys", tag: "keys", summary: "List API keys", admin: true,
+		query: []param{tenant}, status: 200, response: client.KeyList{}, handle: (*API).listKeys},
+	{method: "DELETE", path: "/keys/{key}", name: "revokeKey", tag: "keys", summary: "Revoke an API key", admin: true,
+		query: []param{tenant}, status: 204, handle: (*API).revokeKey},
+}
+
+// What the OpenAPI file names without a route of its own.
+var (
+	interactiveControl client.Control
+	failure            client.ErrorBody
+)

@@ -1,0 +1,393 @@
+package cove
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/rand"
+	"encoding/json"
+	"iter"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"unicode/utf8"
+
+	"github.com/covehq/cove/client"
+	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/fault"
+)
+
+func (a *API) run(c *call) error {
+	var req client.RunRequest
+	if err := decode(c.w, c.r, maxCode, &req); err != nil {
+		return err
+	}
+	params, err := runParams(req)
+	if err != nil {
+		return err
+	}
+
+	events := a.sandboxes.Run(c.ctx(), c.who, c.id(), params)
+
+	return a.tell(c, events)
+}
+
+func runParams(req client.RunRequest) (agentapi.RunParams, error) {
+	ms, err := milliseconds("timeout_seconds", req.TimeoutSeconds)
+	if err != nil {
+		return agentapi.RunParams{}, err
+	}
+	leaving, err := disconnect(req.OnDisconnect)
+	return agentapi.RunParams{
+		Kernel: req.Kernel, Code: req.Code, Env: req.Env, Cwd: req.Cwd, TimeoutMS: ms, Disconnect: leaving, Silent: req.Silent,
+	}, err
+}
+
+func (a *API) exec(c *call) error {
+	var req client.ExecRequest
+	if err := decode(c.w, c.r, maxCode, &req); err != nil {
+		return err
+	}
+	if req.PTY != nil {
+		return fault.New(fault.Invalid, "a terminal needs an interactive command: GET this path with Upgrade: %s", client.Protocol)
+	}
+	params, err := execParams(req)
+	if err != nil {
+		return err
+	}
+	params.Stdin = req.Stdin != ""
+
+	stream, err := a.sandboxes.Exec(c.ctx(), c.who, c.id(), params)
+	if err != nil {
+		return err
+	}
+	var feeding sync.WaitGroup
+	defer feeding.Wait()
+	defer stream.Close() // before Wait: a command that reads nothing must not hold the feeder
+	if params.Stdin {
+		feeding.Go(func() { feed(stream, req.Stdin) })
+	}
+
+	return a.tell(c, stream.Events())
+}
+
+// feed gives a command its stdin while its output is read. A command that ends early has no use for the rest.
+func feed(stream *agentapi.Stream, stdin string) {
+	for len(stdin) > 0 {
+		n := min(len(stdin), agentapi.ChunkSize)
+		if stream.Stdin([]byte(stdin[:n])) != nil {
+			return
+		}
+		stdin = stdin[n:]
+	}
+	_ = stream.CloseStdin()
+}
+
+func execParams(req client.ExecRequest) (agentapi.ExecParams, error) {
+	p := agentapi.ExecParams{
+		Argv: req.Argv, Env: req.Env, CleanEnv: req.CleanEnv, Cwd: req.Cwd, User: req.User, PTY: (*agentapi.PTYSize)(req.PTY), Tag: req.Tag,
+	}
+	switch {
+	case len(req.Argv) > 0 && req.Command != "":
+		return p, fault.New(fault.Invalid, "give either argv or command, not both")
+	case req.Command != "":
+		p.Argv = []string{"/bin/sh", "-c", req.Command}
+	case len(req.Argv) == 0 || req.Argv[0] == "":
+		return p, fault.New(fault.Invalid, "nothing to run: give argv (a list) or command (a line for /bin/sh)")
+	}
+	if strings.ContainsRune(strings.Join(p.Argv, ""), 0) {
+		return p, fault.New(fault.Invalid, "an argument holds a zero byte")
+	}
+	if req.Limits != nil {
+		p.Limits = agentapi.RunLimits(*req.Limits)
+	}
+	var err error
+	if p.TimeoutMS, err = milliseconds("timeout_seconds", req.TimeoutSeconds); err != nil {
+		return p, err
+	}
+	p.Disconnect, err = disconnect(req.OnDisconnect)
+	return p, err
+}
+
+func disconnect(text string) (agentapi.Disconnect, error) {
+	switch d := agentapi.Disconnect(text); d {
+	case "", agentapi.DisconnectKill, agentapi.DisconnectSurvive:
+		return d, nil
+	}
+	return "", fault.New(fault.Invalid, "unknown on_disconnect %q: use kill or survive", text)
+}
+
+// tell answers with a run, as the client wants it.
+func (a *API) tell(c *call, events iter.Seq2[agentapi.Event, error]) error {
+	if wantsJSON(c.r.Header.Get("Accept")) {
+		return a.collect(c, events)
+	}
+	return a.stream(c, events)
+}
+
+// wantsJSON is true when the first type the client accepts is plain JSON.
+func wantsJSON(accept string) bool {
+	first, _, _ := strings.Cut(accept, ",")
+	kind, _, err := mime.ParseMediaType(first)
+	return err == nil && kind == "application/json"
+}
+
+var buffers = sync.Pool{New: func() any { return new([]byte) }}
+
+// stream passes each event on as it comes; the client's reading sets the pace.
+func (a *API) stream(c *call, events iter.Seq2[agentapi.Event, error]) error {
+	out := newLines(c)
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	var enc encoder
+	for e, err := range events {
+		if err == nil {
+			err = refused(&e)
+		}
+		if err == nil {
+			*buf, err = enc.append((*buf)[:0], &e)
+		}
+		if err != nil {
+			if out.begun {
+				_ = out.raw(enc.release((*buf)[:0]))
+			}
+			return out.fail(a, err, func(f *client.Fault) any { return client.Event{Type: client.EventFault, Fault: f} })
+		}
+		if out.raw(*buf) != nil {
+			return nil // the client has left; leaving the loop leaves the run
+		}
+	}
+	return nil
+}
+
+// refused is the fault of an operation that never began.
+func refused(e *agentapi.Event) error {
+	if e.Type == agentapi.EventEnd && e.End != nil && e.End.Outcome == agentapi.OutcomeRefused && e.End.Fault != nil {
+		return fault.New(e.End.Fault.Kind, "%s", e.End.Fault.Message)
+	}
+	return nil
+}
+
+// What a collected answer holds at most; the run goes on and the rest is dropped.
+const (
+	maxCollectedOutput  = 8 << 20 // of each stream
+	maxCollectedResults = 32 << 20
+)
+
+func (a *API) collect(c *call, events iter.Seq2[agentapi.Event, error]) error {
+	var got collector
+	for e, err := range events {
+		if err == nil {
+			err = refused(&e)
+		}
+		if err != nil {
+			return err
+		}
+		got.add(&e)
+	}
+	return c.answer(http.StatusOK, got.output())
+}
+
+// collector gathers a run in bounded memory.
+type collector struct {
+	out            client.Output
+	stdout, stderr bytes.Buffer
+	results        int
+}
+
+func (g *collector) add(e *agentapi.Event) {
+	switch e.Type {
+	case agentapi.EventStdout:
+		g.keep(&g.stdout, e.Data)
+	case agentapi.EventStderr:
+		g.keep(&g.stderr, e.Data)
+	case agentapi.EventStarted:
+		g.out.Count = e.Count
+	case agentapi.EventResult:
+		g.result(e.Result)
+	case agentapi.EventError:
+		g.out.Error = (*client.CodeError)(e.Error)
+	case agentapi.EventNotice:
+		g.out.Notices = append(g.out.Notices, e.Message)
+	case agentapi.EventEnd:
+		if e.End != nil {
+			g.out.End = *wireEnd(e.End)
+		}
+	case agentapi.EventFile, agentapi.EventReady:
+	}
+}
+
+func (g *collector) keep(b *bytes.Buffer, data []byte) {
+	room := maxCollectedOutput - b.Len()
+	if len(data) > room {
+		data = data[:room]
+		g.out.Truncated = true
+	}
+	b.Write(data)
+}
+
+func (g *collector) result(r *agentapi.Result) {
+	if r == nil {
+		return
+	}
+	for _, v := range r.Data {
+		g.results += len(v)
+	}
+	if g.results > maxCollectedResults {
+		g.out.Truncated = true
+		return
+	}
+	g.out.Results = append(g.out.Results, client.Result(*r))
+}
+
+func (g *collector) output() *client.Output {
+	g.out.Stdout, g.out.StdoutBase64 = textOf(g.stdout.Bytes())
+	g.out.Stderr, g.out.StderrBase64 = textOf(g.stderr.Bytes())
+	if g.out.Results == nil {
+		g.out.Results = []client.Result{}
+	}
+	return &g.out
+}
+
+// textOf is data as text, and also as bytes when text cannot hold it.
+func textOf(data []byte) (string, []byte) {
+	// A character cut by the size limit is not a sign of binary data.
+	if cut := data[:len(data)-unfinished(data)]; len(data) == maxCollectedOutput && utf8.Valid(cut) {
+		return string(cut), nil
+	}
+	if utf8.Valid(data) {
+		return string(data), nil
+	}
+	return strings.ToValidUTF8(string(data), "\uFFFD"), data
+}
+
+func (a *API) processes(c *call) error {
+	agent, err := a.sandboxes.Agent(c.ctx(), c.who, c.id())
+	if err != nil {
+		return err
+	}
+	list, err := agent.Processes(c.ctx())
+	if err != nil {
+		return err
+	}
+	out := client.ProcessList{Processes: make([]client.Process, len(list))}
+	for i, p := range list {
+		out.Processes[i] = client.Process{ID: p.ID, PID: p.PID, Argv: p.Argv, Cwd: p.Cwd, User: p.User, Tag: p.Tag, PTY: p.PTY}
+	}
+	return c.answer(http.StatusOK, out)
+}
+
+func (a *API) signal(c *call) error {
+	var req client.SignalRequest
+	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+		return err
+	}
+	agent, err := a.sandboxes.Agent(c.ctx(), c.who, c.id())
+	if err != nil {
+		return err
+	}
+	target, err := findProcess(c, agent, c.r.PathValue("process"))
+	if err != nil {
+		return err
+	}
+
+	if err := agent.Signal(c.ctx(), agentapi.SignalParams{Target: target, Signal: req.Signal, Tree: req.Tree}); err != nil {
+		return err
+	}
+
+	return c.nothing()
+}
+
+// findProcess takes an id, a tag or a pid for the same thing in a path.
+func findProcess(c *call, agent *agentapi.Client, name string) (agentapi.Target, error) {
+	list, err := agent.Processes(c.ctx())
+	if err != nil {
+		return agentapi.Target{}, err
+	}
+	for _, p := range list {
+		if name == p.ID || name == p.Tag || name == strconv.Itoa(p.PID) {
+			return agentapi.Target{ID: p.ID, PID: p.PID}, nil
+		}
+	}
+	return agentapi.Target{}, fault.New(fault.NotFound, "no process %q runs in this sandbox; it may have ended", name)
+}
+
+func (a *API) kernels(c *call) error {
+	agent, err := a.sandboxes.Agent(c.ctx(), c.who, c.id())
+	if err != nil {
+		return err
+	}
+	list, err := agent.Kernels(c.ctx())
+	if err != nil {
+		return err
+	}
+	out := client.KernelList{Kernels: make([]client.Kernel, len(list))}
+	for i := range list {
+		out.Kernels[i] = wireKernel(&list[i])
+	}
+	return c.answer(http.StatusOK, out)
+}
+
+func (a *API) startKernel(c *call) error {
+	var req client.KernelRequest
+	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+		return err
+	}
+
+	if req.Language != "" && req.Language != "python" {
+		return fault.New(fault.Unsupported, "kernels speak python; run %q as a command", req.Language)
+	}
+	name := cmp.Or(req.Name, "kernel-"+strings.ToLower(rand.Text()[:12]))
+
+	k, err := a.sandboxes.StartKernel(c.ctx(), c.who, c.id(), name, req.Cwd)
+	if err != nil {
+		return err
+	}
+
+	return c.answer(http.StatusCreated, wireKernel(&k))
+}
+
+func (a *API) stopKernel(c *call) error {
+	if err := a.sandboxes.StopKernel(c.ctx(), c.who, c.id(), c.r.PathValue("kernel")); err != nil {
+		return err
+	}
+	return c.nothing()
+}
+
+func (a *API) restartKernel(c *call) error {
+	k, err := a.sandboxes.RestartKernel(c.ctx(), c.who, c.id(), c.r.PathValue("kernel"))
+	if err != nil {
+		return err
+	}
+	return c.answer(http.StatusOK, wireKernel(&k))
+}
+
+func (a *API) interruptKernel(c *call) error {
+	agent, err := a.sandboxes.Agent(c.ctx(), c.who, c.id())
+	if err != nil {
+		return err
+	}
+	if err := agent.Interrupt(c.ctx(), agentapi.KernelParams{Kernel: c.r.PathValue("kernel")}); err != nil {
+		return err
+	}
+	return c.nothing()
+}
+
+func wireKernel(k *agentapi.Kernel) client.Kernel {
+	return client.Kernel{
+		Name: k.Name, Language: k.Language, State: string(k.State), PID: k.PID, Cwd: k.Cwd, Message: k.Message, IPython: k.IPython, Warm: k.Warm,
+	}
+}
+
+// frame encodes an event for an interactive command.
+func frame(e *agentapi.Event) (client.FrameKind, []byte, error) {
+	switch e.Type {
+	case agentapi.EventStdout:
+		return client.FrameStdout, e.Data, nil
+	case agentapi.EventStderr:
+		return client.FrameStderr, e.Data, nil
+	}
+	b, err := json.Marshal(wireEvent(e))
+	return client.FrameEvent, b, err
+}

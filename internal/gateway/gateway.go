@@ -1,0 +1,204 @@
+// Package gateway brings a request to whom it is for: a dialect or the server's own pages. It looks at host, path and
+// header and never at a body.
+package gateway
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net/http"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Config says who answers for what.
+type Config struct {
+	// Prefixes maps the beginning of a path, such as /cove/v1/, to who answers.
+	Prefixes map[string]http.Handler
+	// Ready is nil when the server can serve; asked by /readyz.
+	Ready   func(context.Context) error
+	Metrics http.Handler
+	Log     *slog.Logger
+}
+
+// Gateway is the one handler behind a listener.
+type Gateway struct {
+	cfg      Config
+	table    []entry
+	draining atomic.Bool
+	inflight sync.WaitGroup
+	log      *slog.Logger
+}
+
+// entry is one line of the precedence table; the first that matches wins.
+type entry struct {
+	name    string // as a 404 tells it
+	matches func(*http.Request) bool
+	handler http.Handler
+}
+
+// New makes a gateway.
+func New(cfg Config) *Gateway {
+	g := &Gateway{cfg: cfg, log: cfg.Log}
+	for _, prefix := range sortedByLength(cfg.Prefixes) {
+		g.table = append(g.table, entry{prefix, under(prefix), cfg.Prefixes[prefix]})
+	}
+	g.table = append(g.table,
+		entry{"/healthz", exactly("/healthz"), http.HandlerFunc(healthy)},
+		entry{"/readyz", exactly("/readyz"), http.HandlerFunc(g.ready)},
+		entry{"/metrics", exactly("/metrics"), cfg.Metrics},
+	)
+	return g
+}
+
+func sortedByLength(m map[string]http.Handler) []string {
+	var list []string
+	for p := range m {
+		list = append(list, p)
+	}
+	slices.SortFunc(list, func(a, b string) int { return len(b) - len(a) })
+	return list
+}
+
+func under(prefix string) func(*http.Request) bool {
+	return func(r *http.Request) bool {
+		return strings.HasPrefix(r.URL.Path, prefix) || r.URL.Path == strings.TrimSuffix(prefix, "/")
+	}
+}
+
+func exactly(path string) func(*http.Request) bool {
+	return func(r *http.Request) bool { return r.URL.Path == path }
+}
+
+// ServeHTTP names the request, routes it and logs it. The body and the answer pass through untouched.
+func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	g.inflight.Add(1)
+	defer g.inflight.Done()
+	begun := time.Now()
+	id := requestID(r.Header.Get("X-Request-Id"))
+	w.Header().Set("X-Request-Id", id)
+	seen := &watched{ResponseWriter: w}
+	defer g.logAccess(seen, r, id, begun)
+	defer g.survive(seen, r, id)
+	for _, e := range g.table {
+		if e.matches(r) {
+			e.handler.ServeHTTP(seen, r)
+			return
+		}
+	}
+	g.notServed(seen, r)
+}
+
+// requestID keeps a caller's own name for a request when it is harmless in a log and a header.
+func requestID(given string) string {
+	ok := len(given) > 0 && len(given) <= 64 && !strings.ContainsFunc(given, func(c rune) bool {
+		return (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '-' && c != '_' && c != '.'
+	})
+	if ok {
+		return given
+	}
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+// logAccess tells that a request happened: no query, no header, no body, so no secret.
+func (g *Gateway) logAccess(w *watched, r *http.Request, id string, begun time.Time) {
+	level := slog.LevelInfo
+	if r.URL.Path == "/healthz" || r.URL.Path == "/readyz" || r.URL.Path == "/metrics" {
+		level = slog.LevelDebug
+	}
+	g.log.LogAttrs(r.Context(), level, "request", slog.String("request", id), slog.String("method", r.Method),
+		slog.String("path", r.URL.Path), slog.Int("status", w.status), slog.Int64("bytes", w.bytes),
+		slog.Duration("took", time.Since(begun)), slog.String("remote", r.RemoteAddr))
+}
+
+// survive turns a defect in one request into one failed request.
+func (g *Gateway) survive(w *watched, r *http.Request, id string) {
+	v := recover()
+	if v == nil {
+		return
+	}
+	if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
+		panic(v) // the handler cut the connection on purpose
+	}
+	g.log.Error("request panicked", "request", id, "method", r.Method, "path", r.URL.Path, "panic", v, "stack", string(debug.Stack()))
+	if w.status != 0 {
+		panic(http.ErrAbortHandler) // too late for a status
+	}
+	fail(w, http.StatusInternalServerError, "internal", "internal error; the server's log has request "+id)
+}
+
+func (g *Gateway) notServed(w http.ResponseWriter, r *http.Request) {
+	names := make([]string, len(g.table))
+	for i, e := range g.table {
+		names[i] = e.name
+	}
+	fail(w, http.StatusNotFound, "not_found", "nothing is served at "+r.URL.Path+"; this server answers "+strings.Join(names, ", "))
+}
+
+func healthy(w http.ResponseWriter, _ *http.Request) {
+	tell(w, http.StatusOK, map[string]string{"status": "ok"})
+}
+
+func (g *Gateway) ready(w http.ResponseWriter, r *http.Request) {
+	if g.draining.Load() {
+		fail(w, http.StatusServiceUnavailable, "unavailable", "the server is shutting down")
+		return
+	}
+	if g.cfg.Ready != nil {
+		if err := g.cfg.Ready(r.Context()); err != nil {
+			fail(w, http.StatusServiceUnavailable, "unavailable", err.Error())
+			return
+		}
+	}
+	tell(w, http.StatusOK, map[string]string{"status": "ready"})
+}
+
+// Drain makes /readyz say no, so that a load balancer looks elsewhere.
+func (g *Gateway) Drain() { g.draining.Store(true) }
+
+// Wait returns when no request is left, upgraded ones included.
+func (g *Gateway) Wait() { g.inflight.Wait() }
+
+func fail(w http.ResponseWriter, status int, kind, message string) {
+	tell(w, status, map[string]any{"error": map[string]string{"kind": kind, "message": message}})
+}
+
+func tell(w http.ResponseWriter, status int, value any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(value) // the client has gone: nobody to tell
+}
+
+// watched remembers what was answered. Flush and Hijack reach the real writer by Unwrap.
+type watched struct {
+	http.ResponseWriter
+	status int
+	bytes  int64
+}
+
+func (w *watched) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *watched) WriteHeader(status int) {
+	if w.status == 0 || w.status < 200 {
+		w.status = status
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+func (w *watched) Write(b []byte) (int, error) {
+	if w.status == 0 {
+		w.status = http.StatusOK
+	}
+	n, err := w.ResponseWriter.Write(b)
+	w.bytes += int64(n)
+	return n, err
+}

@@ -1,0 +1,109 @@
+package gateway_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/covehq/cove/internal/gateway"
+)
+
+func newServer(t *testing.T, log io.Writer, cfg gateway.Config) (*httptest.Server, *gateway.Gateway) {
+	t.Helper()
+	cfg.Log = slog.New(slog.NewTextHandler(log, nil))
+	cfg.Metrics = http.NotFoundHandler()
+	g := gateway.New(cfg)
+	s := httptest.NewServer(g)
+	t.Cleanup(s.Close)
+	return s, g
+}
+
+func get(t *testing.T, url string) (*http.Response, string) {
+	t.Helper()
+	req, _ := http.NewRequest(http.MethodGet, url, nil)
+	req.Header.Set("X-API-Key", "e2b_secret")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, _ := io.ReadAll(resp.Body)
+	return resp, string(b)
+}
+
+func TestTheLongestPrefixAnswersAndTheRestIsNamed(t *testing.T) {
+	say := func(text string) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, text) })
+	}
+	s, _ := newServer(t, io.Discard, gateway.Config{Prefixes: map[string]http.Handler{"/a/": say("a"), "/a/b/": say("b")}})
+	for path, want := range map[string]string{"/a/x": "a", "/a/b/x": "b", "/a/b": "b", "/a": "a"} {
+		if _, got := get(t, s.URL+path); got != want {
+			t.Errorf("%s went to %s", path, got)
+		}
+	}
+	resp, body := get(t, s.URL+"/ab")
+	if resp.StatusCode != 404 || !strings.Contains(body, "/a/b/, /a/, /healthz") {
+		t.Errorf("%d %s", resp.StatusCode, body)
+	}
+}
+
+func TestTheLogHasNoSecrets(t *testing.T) {
+	var log bytes.Buffer
+	s, g := newServer(t, &log, gateway.Config{})
+	get(t, s.URL+"/x?token=hunter2")
+	g.Wait()
+	if strings.Contains(log.String(), "secret") || strings.Contains(log.String(), "hunter2") || !strings.Contains(log.String(), "path=/x") {
+		t.Error(log.String())
+	}
+}
+
+func TestAPanicFailsOneRequest(t *testing.T) {
+	boom := http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("boom") })
+	s, _ := newServer(t, io.Discard, gateway.Config{Prefixes: map[string]http.Handler{"/boom/": boom}})
+	if resp, body := get(t, s.URL+"/boom/"); resp.StatusCode != 500 || strings.Contains(body, "boom") {
+		t.Errorf("%d %s", resp.StatusCode, body)
+	}
+	if resp, _ := get(t, s.URL+"/healthz"); resp.StatusCode != 200 {
+		t.Errorf("and the server goes on: %d", resp.StatusCode)
+	}
+}
+
+func TestReadyIsAskedAndDrainingIsNotReady(t *testing.T) {
+	var not error
+	s, g := newServer(t, io.Discard, gateway.Config{Ready: func(context.Context) error { return not }})
+	status := func() int { r, _ := get(t, s.URL+"/readyz"); return r.StatusCode }
+	if status() != 200 {
+		t.Error("not ready")
+	}
+	not = errors.New("no database")
+	if status() != 503 {
+		t.Error("ready without a database")
+	}
+	not = nil
+	g.Drain()
+	if status() != 503 {
+		t.Error("ready while it drains")
+	}
+}
+
+func TestAHarmlessRequestIDIsKept(t *testing.T) {
+	s, _ := newServer(t, io.Discard, gateway.Config{})
+	for given, kept := range map[string]bool{"abc-1": true, "a b": false, strings.Repeat("x", 65): false} {
+		req, _ := http.NewRequest(http.MethodGet, s.URL+"/healthz", nil)
+		req.Header.Set("X-Request-Id", given)
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if got := resp.Header.Get("X-Request-Id"); (got == given) != kept || got == "" {
+			t.Errorf("%q became %q", given, got)
+		}
+	}
+}
