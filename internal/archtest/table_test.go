@@ -1,0 +1,119 @@
+package archtest_test
+
+// A group is a ring of the architecture; docs/ARCHITECTURE.md draws them. What a group may import holds for each of its
+// packages; a package's own line may add to it.
+type group struct {
+	name  string
+	may   []string // of ours: a path below the module, a tree written as "internal/x/...", or "*" for everything
+	never []string // of the standard library and of guests, whatever a line says; trees as above
+}
+
+var (
+	words = group{
+		name:  "words",
+		may:   []string{"internal/fault", "internal/agentapi", "internal/auth"},
+		never: []string{"net/http/...", "database/sql/...", "os/exec"},
+	}
+	domain = group{
+		name:  "domain",
+		may:   append([]string{"internal/policy"}, words.may...),
+		never: []string{"net/http/...", "database/sql/..."},
+	}
+	adapters = group{
+		name: "adapters",
+		may:  append([]string{"internal/sandbox", "internal/template"}, domain.may...),
+	}
+	edges = group{
+		name:  "edges",
+		may:   adapters.may,
+		never: []string{"database/sql/..."},
+	}
+	public = group{
+		name: "public",
+	}
+	alone = group{
+		name: "alone", // imports nothing of ours
+	}
+	inside = group{
+		name:  "inside",
+		may:   append([]string{"kernel"}, words.may...),
+		never: []string{"net/http/...", "database/sql/..."},
+	}
+	wiring = group{
+		name: "wiring",
+		may:  []string{"*"},
+	}
+)
+
+// A line is what one package may import. A new package fails until its line is written; writing it is the design review.
+type line struct {
+	path   string // below the module
+	group  group
+	also   []string // of ours, beyond its group
+	guests []string // modules of others, by the beginning of their import path
+}
+
+// Test files are free: they use real parts rather than doubles.
+var table = []line{
+	// words: vocabulary, standard library only
+	{path: "internal/fault", group: words},
+	{path: "internal/agentapi", group: words},
+	{path: "internal/auth", group: words},
+
+	// domain: true whatever the protocol or the backend
+	{path: "internal/policy", group: domain},
+	{path: "internal/template", group: domain, guests: []string{"github.com/BurntSushi/toml", "golang.org/x/sys"}},
+	{path: "internal/template/ensure", group: domain, also: []string{"internal/template"}},
+	{path: "internal/sandbox", group: domain, also: []string{"internal/template"}},
+
+	// adapters: implement what the domain asked for; ignorant of each other
+	{path: "internal/driver/native", group: adapters, guests: []string{"golang.org/x/sys"},
+		also: []string{"internal/driver/native/maker", "internal/driver/native/wire"}},
+	{path: "internal/driver/native/maker", group: adapters, guests: []string{"golang.org/x/sys", "golang.org/x/net/bpf"},
+		also: []string{"internal/driver/native/cgroup", "internal/driver/native/network", "internal/driver/native/resolver",
+			"internal/driver/native/seccomp", "internal/driver/native/wire", "kernel"}},
+	{path: "internal/driver/native/wire", group: adapters, guests: []string{"golang.org/x/sys"}},
+	{path: "internal/driver/native/cgroup", group: adapters, guests: []string{"golang.org/x/sys"}},
+	{path: "internal/driver/native/seccomp", group: adapters, guests: []string{"golang.org/x/sys", "golang.org/x/net/bpf"}},
+	{path: "internal/driver/native/network", group: adapters,
+		guests: []string{"golang.org/x/sys", "github.com/google/nftables", "github.com/vishvananda/netlink"}},
+	{path: "internal/driver/native/hostcheck", group: adapters,
+		guests: []string{"golang.org/x/sys", "github.com/google/nftables", "github.com/vishvananda/netlink"}},
+	{path: "internal/driver/native/resolver", group: adapters, guests: []string{"golang.org/x/sys", "github.com/miekg/dns"}},
+	{path: "internal/driver/drivertest", group: adapters},
+	{path: "internal/driver/inproc", group: adapters, also: []string{"internal/agent"}}, // a real agent in a goroutine
+	{path: "internal/sqlstore", group: adapters, guests: []string{"modernc.org/sqlite"}},
+	{path: "internal/sqlstore/storetest", group: adapters, guests: []string{"github.com/google/go-cmp"}},
+	{path: "internal/telemetry", group: adapters},
+
+	// edges: bring requests in; ignorant of adapters and of each other
+	{path: "internal/gateway", group: edges},
+	{path: "internal/dialect/cove", group: edges, also: []string{"client"}},
+	{path: "internal/cli", group: edges, also: []string{"client", "internal/app", "internal/config"},
+		guests: []string{"github.com/spf13/cobra", "golang.org/x/sys", "golang.org/x/term"}},
+
+	// public: what others build on; standard library only
+	{path: "client", group: public},
+
+	// inside the sandbox
+	{path: "internal/agent", group: inside},
+	{path: "cmd/cove-agent", group: inside, also: []string{"internal/agent"}},
+	{path: "kernel", group: inside},
+
+	// wiring: the only place that knows every part
+	{path: "internal/config", group: alone, guests: []string{"github.com/BurntSushi/toml"}},
+	{path: "internal/app", group: wiring, guests: []string{"golang.org/x/sys"}},
+	{path: "cmd/cove", group: wiring},
+	{path: "internal/archtest", group: alone},
+}
+
+// agentLinks is what the agent's binary may contain, besides the standard library's own internals. It runs in every
+// sandbox, so each package here is memory and start time, times the number of sandboxes.
+var agentLinks = []string{
+	"cmd/cove-agent", "internal/agent", "internal/agentapi", "internal/fault",
+
+	"bufio", "bytes", "cmp", "context", "encoding", "encoding/base64", "encoding/binary", "encoding/json", "errors", "fmt",
+	"io", "io/fs", "iter", "maps", "math", "math/bits", "math/rand/v2", "net", "net/netip", "os", "os/signal", "path",
+	"reflect", "runtime", "runtime/debug", "slices", "strconv", "strings", "sync", "sync/atomic", "syscall",
+	"time", "unicode", "unicode/utf16", "unicode/utf8", "unique", "unsafe", "weak",
+}
