@@ -711,7 +711,7 @@ class PlainShell:
         for node in tree.body:
             if isinstance(node, ast.ImportFrom) and node.module == "__future__":
                 for alias in node.names:
-                    self.flags |= getattr(__future__, alias.name).compiler_flag if hasattr(__future__, alias.name) else 0
+                    self.flags |= getattr(getattr(__future__, alias.name, None), "compiler_flag", 0)
 
     def cell_magic(self, code):
         first, _, rest = code.partition("\n")
@@ -956,7 +956,7 @@ def make_ipython(kernel):
             pass
 
         def enable_matplotlib(self, gui=None):
-            import matplotlib.pyplot
+            import matplotlib.pyplot  # noqa: F401, the hook takes it from here
 
             kernel.figures.pyplot.switch_backend("agg")
             kernel.pyplot_imported()

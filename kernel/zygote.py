@@ -33,7 +33,8 @@ CHILD_SOCKET = 3
 EXIT_SETUP = 71  # a child that could not enter its sandbox; its stderr says why
 SHIM_VERSION = 1
 
-# In the environment while importing: no thread pools (a fork would lose their threads), no windows, no files outside /tmp.
+# In the environment while importing: no thread pools, whose threads a fork would lose, no windows, no files outside
+# /tmp.
 IMPORT_ENVIRONMENT = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # else pyarrow starts a thread at import
     "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NUMEXPR_NUM_THREADS": "1",
@@ -428,12 +429,14 @@ LAZY = (
     ("tempfile", "import tempfile; tempfile.gettempdir()"),
     ("numpy", "import numpy as np, os\n"
               "np.random.seed(np.frombuffer(os.urandom(16), dtype=np.uint32)); np.random.rand(3)\n"
-              "np.random.default_rng(1).normal(size=3); str(np.arange(20.0).reshape(4, 5)); np.ones((4, 4)) @ np.ones((4, 4))\n"
+              "np.random.default_rng(1).normal(size=3); str(np.arange(20.0).reshape(4, 5))\n"
+              "np.ones((4, 4)) @ np.ones((4, 4))\n"
               "np.linalg.solve(np.eye(3), np.ones(3)); repr(np.linspace(0, 1, 5))"),
     ("pandas", "import pandas as pd, numpy as np, io\n"
                "df = pd.DataFrame({'a': np.arange(10), 'b': np.arange(10) * 2.0, 'c': list('abcdefghij')})\n"
-               "repr(df); df._repr_html_(); df.describe(); df.groupby('a').sum(numeric_only=True); str(df[['a', 'b']].sum())\n"
-               "pd.read_csv(io.StringIO(df.to_csv(index=False))); df.merge(df, on='a'); df.sort_values('b'); df[df.a > 3]\n"
+               "repr(df); df._repr_html_(); df.describe(); str(df[['a', 'b']].sum())\n"
+               "df.groupby('a').sum(numeric_only=True); pd.read_csv(io.StringIO(df.to_csv(index=False)))\n"
+               "df.merge(df, on='a'); df.sort_values('b'); df[df.a > 3]\n"
                "df.pivot_table(index='c', values='b'); pd.to_datetime(['2024-01-01']); df['a'].value_counts()"),
     ("matplotlib.pyplot", "import matplotlib.pyplot as plt, io\n"
                           "fig, ax = plt.subplots(); ax.plot([1, 2, 3]); ax.set_title('t'); ax.legend(['a'])\n"
@@ -732,7 +735,8 @@ class Zygote:
             else:
                 raise ValueError("unknown op %r %s" % (op, message.get("error", "")))
         except Exception as e:
-            self.send({"type": "failed", "token": str(message.get("token", "")), "error": "%s: %s" % (type(e).__name__, e)})
+            why = "%s: %s" % (type(e).__name__, e)
+            self.send({"type": "failed", "token": str(message.get("token", "")), "error": why})
         finally:
             for fd in fds:
                 os.close(fd)

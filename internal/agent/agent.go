@@ -40,6 +40,7 @@ type Agent struct {
 	processes map[string]*process
 	kernels   map[string]*kernel
 	tokens    map[string]*kernel // adopted kernels by the token of their exit
+	arrived   chan struct{}      // closed and replaced at each adoption
 	leftovers map[interface{ Close() error }]struct{}
 }
 
@@ -52,6 +53,7 @@ func New(cfg Config) (*Agent, error) {
 		processes: map[string]*process{},
 		kernels:   map[string]*kernel{},
 		tokens:    map[string]*kernel{},
+		arrived:   make(chan struct{}),
 		leftovers: map[interface{ Close() error }]struct{}{},
 	}
 	a.reaper = newReaper(cfg.PID1)

@@ -118,7 +118,7 @@ func (h *home) fork(t *testing.T, name, token string) *exec.Cmd {
 		f.Close()
 	}
 	fds := []int{pair[0], out[0], errs[0], pidfd}
-	adoption := agentapi.Adoption{Name: name, Token: token, PID: cmd.Process.Pid}
+	adoption := agentapi.Adoption{Name: name, Token: token}
 	if err := agentapi.SendMessage(h.channel, agentapi.Message{Type: agentapi.MessageKernel, Kernel: &adoption}, fds...); err != nil {
 		t.Fatal(err)
 	}

@@ -111,6 +111,8 @@ func (a *Agent) register(k *kernel) error {
 	a.kernels[k.info.Name] = k
 	if k.token != "" {
 		a.tokens[k.token] = k
+		close(a.arrived)
+		a.arrived = make(chan struct{})
 	}
 	a.wg.Go(k.listen)
 	a.wg.Go(func() { k.pump(0, agentapi.FrameStdout) })
@@ -132,7 +134,7 @@ func (a *Agent) Adopt(ad agentapi.Adoption, fds []int) error {
 		return err
 	}
 	k.token, k.warm = ad.Token, true
-	k.info.PID, k.info.Warm, k.info.Cwd = ad.PID, true, a.cfg.Boot.Workdir
+	k.info.PID, k.info.Warm, k.info.Cwd = pid, true, a.cfg.Boot.Workdir
 	k.tree = tree{self: a.pid(), root: func() int {
 		if k.ended() {
 			return 0
@@ -311,7 +313,7 @@ func (a *Agent) listKernels(none) ([]agentapi.Kernel, error) {
 }
 
 func (a *Agent) kernelWait(l *link, params agentapi.KernelParams) error {
-	k, err := a.kernel(params.Kernel)
+	k, err := a.awaitKernel(l, params)
 	if err != nil {
 		return err
 	}
@@ -321,6 +323,25 @@ func (a *Agent) kernelWait(l *link, params agentapi.KernelParams) error {
 		return nil
 	}
 	return l.answer(k.describe())
+}
+
+// awaitKernel finds a kernel. One that is named by its token may not be here yet: it comes by the channel, while its
+// asker came by another way.
+func (a *Agent) awaitKernel(l *link, params agentapi.KernelParams) (*kernel, error) {
+	for params.Token != "" {
+		a.mu.Lock()
+		k, arrived := a.kernels[params.Kernel], a.arrived
+		a.mu.Unlock()
+		if k != nil && k.token == params.Token {
+			return k, nil
+		}
+		select {
+		case <-arrived:
+		case <-l.left(a):
+			return nil, fault.New(fault.Gone, "there is no kernel %q", params.Kernel)
+		}
+	}
+	return a.kernel(params.Kernel)
 }
 
 func (a *Agent) kernelStop(params agentapi.KernelParams) (none, error) {

@@ -253,6 +253,7 @@ type RunParams struct {
 // KernelParams name a kernel.
 type KernelParams struct {
 	Kernel string `json:"kernel"`
+	Token  string `json:"token,omitempty"` // for kernel_wait: the adoption of that token, which may be on its way still
 }
 
 // KernelStartParams start a kernel by exec.

@@ -35,7 +35,6 @@ type Message struct {
 type Adoption struct {
 	Name  string `json:"name"`
 	Token string `json:"token"` // names this process in a later KernelExit
-	PID   int    `json:"pid"`   // as seen inside the sandbox; for people, never for signals
 }
 
 // KernelExit tells how an adopted kernel ended: the agent is not its parent and cannot know.

@@ -391,7 +391,7 @@ int cove_collapse(void) {
 struct layout {
     int32_t type_flags, type_traverse, type_is_gc;
     int32_t ncode, code[12];   // objects that a code object holds
-    const void *code_type;     //
+    const void *code_type;
     int32_t nskip;             // frames, generators and the like: short-lived by nature
     const void *skip[8];
 };

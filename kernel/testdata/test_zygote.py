@@ -1,6 +1,5 @@
 """Claims about the zygote and the kernels it forks into sandboxes. Needs root: it plays the maker."""
 
-import json
 import os
 import shutil
 import signal
@@ -11,7 +10,7 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import peer  # noqa: E402
-from peer import Died, Failed, Maker, Sandbox  # noqa: E402
+from peer import Failed, Maker, Sandbox  # noqa: E402
 
 PYTHON = os.environ.get("COVE_TEST_PYTHON") or sys.executable
 WAY = os.environ.get("COVE_TEST_WAY", "shim")  # or "python": without the shim

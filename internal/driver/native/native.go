@@ -135,13 +135,24 @@ func (d *Driver) Start(ctx context.Context, r sandbox.StartRequest) error {
 		return nil
 	}
 	agent := d.agent(r.ID)
-	if !response.Warm {
+	if response.Token == "" {
 		if _, err := agent.KernelStart(ctx, agentapi.KernelStartParams{Kernel: agentapi.DefaultKernel, Language: "python"}); err != nil {
 			return d.abandon(r.ID, err)
 		}
 	}
-	if _, err := agent.KernelWait(ctx, agentapi.KernelParams{Kernel: agentapi.DefaultKernel}); err != nil {
+	if err := awaitKernel(ctx, agent, agentapi.DefaultKernel, response.Token); err != nil {
 		return d.abandon(r.ID, err)
+	}
+	return nil
+}
+
+func awaitKernel(ctx context.Context, agent *agentapi.Client, name, token string) error {
+	k, err := agent.KernelWait(ctx, agentapi.KernelParams{Kernel: name, Token: token})
+	if err != nil {
+		return err
+	}
+	if k.State == agentapi.KernelDead {
+		return fault.New(fault.Unavailable, "the kernel did not start: %s", k.Message)
 	}
 	return nil
 }
@@ -251,8 +262,11 @@ func (d *Driver) dropChannel(id string, c *channel) {
 
 // Kernel forks a kernel into a sandbox.
 func (d *Driver) Kernel(ctx context.Context, id, kernel string) error {
-	_, _, err := d.call(ctx, wire.Request{Op: wire.OpKernel, ID: id, Kernel: kernel})
-	return err
+	r, _, err := d.call(ctx, wire.Request{Op: wire.OpKernel, ID: id, Kernel: kernel})
+	if err != nil {
+		return err
+	}
+	return awaitKernel(ctx, d.agent(id), kernel, r.Token)
 }
 
 // Change adjusts a living sandbox.

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -20,27 +19,27 @@ import (
 	"github.com/covehq/cove/internal/template"
 )
 
-// Start makes a sandbox and returns a channel to its agent, and whether its default kernel was forked.
-func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, warm bool, err error) {
+// Start makes a sandbox and returns a channel to its agent, and the token of its default kernel if that was forked.
+func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token string, err error) {
 	p, err := m.pool(poolKey{r.Tenant, r.Digest})
 	if err != nil {
-		return nil, false, err
+		return nil, "", err
 	}
 	if err := r.Network.Validate(); err != nil {
-		return nil, false, err
+		return nil, "", err
 	}
 	s, err := p.take(ctx, form{r.Storage, r.Limits.DiskBytes})
 	if err != nil {
-		return nil, false, err
+		return nil, "", err
 	}
 	l := &live{
 		id: r.ID, tenant: r.Tenant, template: p.template.Name, pool: p, shell: s, started: time.Now(), limits: r.Limits,
-		env: mergeEnv(p.template, r.Env), kernels: map[string]string{},
+		env: mergeEnv(p.template, r.Env),
 	}
 	if err := m.register(l); err != nil {
 		s.kill()
 		m.retire(s)
-		return nil, false, err
+		return nil, "", err
 	}
 	go m.attendLive(l)
 	defer func() {
@@ -49,27 +48,26 @@ func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, warm bool,
 		}
 	}()
 	if err := s.group.SetLimits(cgroupLimits(r.Limits)); err != nil {
-		return nil, false, err
+		return nil, "", err
 	}
 	if err := m.setNetwork(s, r.Network); err != nil {
-		return nil, false, err
+		return nil, "", err
 	}
 	boot := agentapi.Boot{
 		ID: r.ID, Env: l.env, User: p.template.User, Workdir: p.template.Workdir, Python: p.template.Python.Executable,
 		Kernel: "/run/cove/kernel/kernel.py", Sudo: p.template.Sudo, OpenFiles: r.Limits.OpenFiles,
 	}
 	if err := s.tell(agentapi.Message{Type: agentapi.MessageBoot, Boot: &boot}); err != nil {
-		return nil, false, err
+		return nil, "", err
 	}
 	if p.warm() && !r.NoKernel {
-		if err := m.fork(ctx, l, agentapi.DefaultKernel); err != nil {
-			return nil, false, err
+		if token, err = m.fork(ctx, l, agentapi.DefaultKernel); err != nil {
+			return nil, "", err
 		}
-		warm = true
 	}
 	l.setDeadline(m, r.Deadline)
 	channel, err := m.channel(l)
-	return channel, warm, err
+	return channel, token, err
 }
 
 func mergeEnv(t *template.Template, more map[string]string) map[string]string {
@@ -115,13 +113,13 @@ func (m *Maker) channel(l *live) (*os.File, error) {
 }
 
 // Kernel forks a kernel of that name into a sandbox.
-func (m *Maker) Kernel(ctx context.Context, id, name string) error {
+func (m *Maker) Kernel(ctx context.Context, id, name string) (token string, err error) {
 	l, err := m.find(id)
 	if err != nil {
-		return err
+		return "", err
 	}
 	if !l.pool.warm() {
-		return fault.New(fault.Unsupported, "template %s has no zygote", l.template)
+		return "", fault.New(fault.Unsupported, "template %s has no zygote", l.template)
 	}
 	return m.fork(ctx, l, name)
 }
@@ -129,61 +127,40 @@ func (m *Maker) Kernel(ctx context.Context, id, name string) error {
 // userID is the sandbox's ordinary user; templates are made with it.
 const userID = 1000
 
-func (m *Maker) fork(ctx context.Context, l *live, name string) error {
+func (m *Maker) fork(ctx context.Context, l *live, name string) (token string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	z, err := l.pool.zygote(ctx)
 	if err != nil {
-		return err
+		return "", err
 	}
+	var files []*os.File
+	defer func() { wire.CloseAll(files) }()
 	socket, theirs, err := wire.Pair(unix.SOCK_STREAM)
 	if err != nil {
-		return err
+		return "", err
 	}
-	defer socket.Close()
-	defer theirs.Close()
-	var pipes [4]*os.File // stdout read, write; stderr read, write
-	for i := 0; i < 4; i += 2 {
-		pipes[i], pipes[i+1], err = os.Pipe()
+	files = append(files, socket, theirs)
+	for range 2 { // stdout and stderr: read end, write end
+		r, w, err := os.Pipe()
 		if err != nil {
-			wire.CloseAll(slices.DeleteFunc(pipes[:], func(f *os.File) bool { return f == nil }))
-			return err
+			return "", err
 		}
+		files = append(files, r, w)
 	}
-	defer wire.CloseAll(pipes[:])
-
-	token := rand.Text()
-	files := append([]*os.File{theirs, pipes[1], pipes[3], l.shell.pidfd}, l.shell.group.Joiners()...)
+	token = rand.Text()
+	give := append([]*os.File{theirs, files[3], files[5], l.shell.pidfd}, l.shell.group.Joiners()...)
 	before := l.shell.group.OOMKills()
-	pid, pidfd, err := z.fork(ctx, zygoteRequest{
+	_, pidfd, err := z.fork(ctx, zygoteRequest{
 		Op: "fork", Token: token, UID: userID, GID: userID, Groups: []int{userID}, Env: l.kernelEnv(), Cwd: l.pool.template.Workdir, NoFile: l.limits.OpenFiles,
-	}, func(e exit) { go m.kernelExit(l, token, before, e) }, files...)
+	}, func(e exit) { go m.kernelExit(l, token, before, e) }, give...)
 	if err != nil {
-		return err
+		return "", err
 	}
-	defer pidfd.Close()
-	l.mu.Lock()
-	l.kernels[token] = name
-	l.mu.Unlock()
-	return l.shell.tell(agentapi.Message{
-		Type: agentapi.MessageKernel, Kernel: &agentapi.Adoption{Name: name, Token: token, PID: insidePID(pid)},
-	}, socket, pipes[0], pipes[2], pidfd)
-}
-
-// insidePID is what the sandbox itself calls a process; only people see it.
-func insidePID(pid int) int {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0
-	}
-	var inside int
-	for line := range strings.Lines(string(data)) {
-		var host int
-		if n, _ := fmt.Sscanf(line, "NSpid:\t%d\t%d", &host, &inside); n == 2 {
-			return inside
-		}
-	}
-	return 0
+	files = append(files, pidfd)
+	return token, l.shell.tell(agentapi.Message{
+		Type: agentapi.MessageKernel, Kernel: &agentapi.Adoption{Name: name, Token: token},
+	}, socket, files[2], files[4], pidfd)
 }
 
 func (l *live) kernelEnv() map[string]string {
@@ -198,9 +175,6 @@ func (l *live) kernelEnv() map[string]string {
 
 // kernelExit passes on how a kernel ended; its agent is not its parent and cannot know.
 func (m *Maker) kernelExit(l *live, token string, oomBefore int, e exit) {
-	l.mu.Lock()
-	delete(l.kernels, token)
-	l.mu.Unlock()
 	oom := e.signal == "SIGKILL" && l.shell.group.OOMKills() > oomBefore
 	_ = l.shell.tell(agentapi.Message{Type: agentapi.MessageExit, Exit: &agentapi.KernelExit{Token: token, Code: e.code, Signal: e.signal, OOM: oom}})
 }

@@ -79,8 +79,7 @@ type live struct {
 	timer    *time.Timer
 	cause    sandbox.Cause // first one wins
 	message  string
-	usage    sandbox.Usage     // at the moment it was told to stop
-	kernels  map[string]string // token → kernel name
+	usage    sandbox.Usage // at the moment it was told to stop
 }
 
 // Open prepares the host: cgroups, network, private mounts; and clears what an earlier maker left behind.

@@ -115,7 +115,7 @@ func (m *Maker) answer(ctx context.Context, r wire.Request) (response wire.Respo
 			break
 		}
 		var f *os.File
-		if f, response.Warm, err = m.Start(ctx, *r.Start); err == nil {
+		if f, response.Token, err = m.Start(ctx, *r.Start); err == nil {
 			give = []*os.File{f}
 		}
 	case wire.OpChannel:
@@ -129,7 +129,7 @@ func (m *Maker) answer(ctx context.Context, r wire.Request) (response wire.Respo
 			give = []*os.File{f}
 		}
 	case wire.OpKernel:
-		err = m.Kernel(ctx, r.ID, r.Kernel)
+		response.Token, err = m.Kernel(ctx, r.ID, r.Kernel)
 	case wire.OpChange:
 		if r.Change == nil {
 			err = fault.New(fault.Invalid, "change without a change")

@@ -232,6 +232,31 @@ func TestAForgedSourceIsDropped(t *testing.T) {
 	}
 }
 
+func TestIPOptionsDoNotLeave(t *testing.T) {
+	w := newWorld(t)
+	n := w.open(network.Options{Tag: "t"})
+	s := w.sandbox(n, 0)
+	must(t, n.SetPolicy(0, internet))
+	s.expect(t, true, public)
+	before := w.hears(public + ":81")
+	w.in(s.netns, func() {
+		c, err := net.Dial("udp", public+":81")
+		must(t, err)
+		defer func() { _ = c.Close() }()
+		raw, err := c.(*net.UDPConn).SyscallConn()
+		must(t, err)
+		must(t, raw.Control(func(fd uintptr) {
+			must(t, unix.SetsockoptString(int(fd), unix.IPPROTO_IP, unix.IP_OPTIONS, "\x01\x01\x01\x00"))
+		}))
+		if ping(c) == nil {
+			t.Error("a packet with options was answered")
+		}
+	})
+	if w.hears(public+":81") != before {
+		t.Error("a packet with options left")
+	}
+}
+
 func TestAPolicyChangeEndsOpenConnections(t *testing.T) {
 	w := newWorld(t)
 	n := w.open(network.Options{Tag: "t"})
@@ -285,7 +310,8 @@ func TestARevokedPeerCannotSendEither(t *testing.T) {
 	for _, c := range []struct {
 		policy policy.Network
 		want   bool
-	}{{internet, true}, {none, false}, {list("198.51.100.0/24"), true}, {list(otherPublic + "/32"), false}} {
+	}{{internet, true}, {none, false}, {list("198.51.100.0/24"), true}, {list(otherPublic + "/32"), false},
+		{internet, true}, {policy.Network{Mode: policy.Internet, Deny: prefixes(public + "/30")}, false}} {
 		must(t, n.SetPolicy(0, c.policy))
 		_, err := server.WriteTo([]byte("push"), nat)
 		must(t, err)

@@ -59,6 +59,9 @@ var unreachable = []string{"10.9.9.9", "172.16.5.5", "192.168.7.7", "100.64.0.9"
 type world struct {
 	t        testing.TB
 	internet int
+
+	mu    sync.Mutex
+	heard map[string]int // datagrams that arrived, by address and port
 }
 
 func newWorld(t testing.TB) *world {
@@ -66,7 +69,7 @@ func newWorld(t testing.TB) *world {
 	if os.Getenv(inWorld) == "" {
 		t.Skip("needs root")
 	}
-	w := &world{t: t, internet: newNetns(t)}
+	w := &world{t: t, internet: newNetns(t), heard: map[string]int{}}
 	if left := tables(t); len(left) > 0 {
 		t.Fatalf("tables of an earlier test: %v", left)
 	}
@@ -176,7 +179,30 @@ func (w *world) serveUDP(at string) {
 	c, err := net.ListenPacket("udp", at)
 	must(w.t, err)
 	w.t.Cleanup(func() { _ = c.Close() })
-	go echo(c)
+	go echo(&hearing{c, w, at})
+}
+
+// hearing notes what arrives, for a packet that got through is a failure even if its answer did not.
+type hearing struct {
+	net.PacketConn
+	w  *world
+	at string
+}
+
+func (h *hearing) ReadFrom(b []byte) (int, net.Addr, error) {
+	n, from, err := h.PacketConn.ReadFrom(b)
+	if err == nil {
+		h.w.mu.Lock()
+		h.w.heard[h.at]++
+		h.w.mu.Unlock()
+	}
+	return n, from, err
+}
+
+func (w *world) hears(at string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.heard[at]
 }
 
 func echo(c net.PacketConn) {
@@ -263,8 +289,12 @@ func (s *sandbox) expect(t *testing.T, want bool, addrs ...string) {
 	for _, a := range addrs {
 		for kind, port := range map[string]string{"tcp": ":80", "udp": ":81"} {
 			wg.Go(func() {
+				before := s.w.hears(a + port)
 				if got := s.reaches(kind, a+port); got != want {
 					t.Errorf("%s %s reached: %v, want %v", kind, a+port, got, want)
+				}
+				if !want && s.w.hears(a+port) != before {
+					t.Errorf("%s %s heard from the sandbox", kind, a+port)
 				}
 			})
 		}

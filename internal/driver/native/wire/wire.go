@@ -117,7 +117,7 @@ type Response struct {
 	Ended     *sandbox.Ended     `json:"ended,omitempty"`
 	Usage     *sandbox.Usage     `json:"usage,omitempty"`
 	Stats     *Stats             `json:"stats,omitempty"`
-	Warm      bool               `json:"warm,omitempty"` // start: the default kernel was forked from a zygote
+	Token     string             `json:"token,omitempty"` // start, kernel: names the kernel that was forked from a zygote
 }
 
 // Fault is an error on the wire.
