@@ -1265,6 +1265,9 @@ class Kernel:
         try:
             self.open_to_interrupt = True
             try:
+                if self.interrupted:
+                    self.interrupted = False
+                    raise KeyboardInterrupt
                 self.run_in(request, code, silent)
             finally:
                 self.open_to_interrupt = False
@@ -1352,10 +1355,9 @@ class Kernel:
             signal.signal(signal.SIGINT, self.on_interrupt)
 
     def on_interrupt(self, number, frame):
-        if not self.open_to_interrupt:
-            return
-        if self.held:
-            self.interrupted = True
+        if self.held or not self.open_to_interrupt:
+            # Between a cell's start and its code, or in the middle of a frame: it is raised as soon as it can be.
+            self.interrupted = self.running
             return
         raise KeyboardInterrupt
 
