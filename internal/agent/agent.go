@@ -31,7 +31,8 @@ type Agent struct {
 	reaper  *reaper
 	broker  *net.UnixListener
 
-	wg sync.WaitGroup // everything that runs on behalf of this agent
+	wg     sync.WaitGroup // everything that runs on behalf of this agent
+	memory shortage
 
 	mu        sync.Mutex
 	closed    bool
@@ -54,6 +55,7 @@ func New(cfg Config) (*Agent, error) {
 		kernels:   map[string]*kernel{},
 		tokens:    map[string]*kernel{},
 		arrived:   make(chan struct{}),
+		memory:    shortage{told: make(chan struct{})},
 		leftovers: map[interface{ Close() error }]struct{}{},
 	}
 	a.reaper = newReaper(cfg.PID1)

@@ -71,6 +71,8 @@ func (a *Agent) message(m agentapi.Message, fds []int, first bool) {
 		a.Adopt(*m.Kernel, fds)
 	case agentapi.MessageExit:
 		a.Exited(*m.Exit)
+	case agentapi.MessageOOM:
+		a.memory.hear(m.Text)
 	case agentapi.MessageBoot:
 		// Only the first message is a boot, and Main has taken it.
 	}

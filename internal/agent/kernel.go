@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -33,6 +34,7 @@ type kernelExit struct {
 	code   int
 	signal string
 	oom    bool
+	text   string
 }
 
 // kernel is one interpreter. It runs the user's code in its own process, so its words are checked and it is never
@@ -156,7 +158,7 @@ func (a *Agent) Exited(e agentapi.KernelExit) {
 	delete(a.tokens, e.Token)
 	a.mu.Unlock()
 	if k != nil {
-		k.exits <- kernelExit{code: e.Code, signal: e.Signal, oom: e.OOM}
+		k.exits <- kernelExit{code: e.Code, signal: e.Signal, oom: e.OOM, text: e.Message}
 	}
 }
 
@@ -550,7 +552,7 @@ func (k *kernel) obituary(why error, exit kernelExit, known bool) (agentapi.Outc
 	case errors.As(why, &protocol):
 		return agentapi.OutcomeKernelDied, "the kernel was killed because it broke its protocol (" + protocol.Reason + ")"
 	case known && exit.oom:
-		return agentapi.OutcomeOOM, "the kernel was killed because the sandbox ran out of memory"
+		return agentapi.OutcomeOOM, cmp.Or(exit.text, "the kernel was killed because the sandbox ran out of memory")
 	case k.killed != "":
 		return agentapi.OutcomeKernelDied, "the kernel was killed: " + k.killed
 	case known && exit.signal == "SIGKILL":

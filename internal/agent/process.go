@@ -312,6 +312,14 @@ func (p *process) part() {
 
 func (p *process) finish() {
 	p.mu.Lock()
+	if st := p.exit.status; st.Signaled() && st.Signal() == syscall.SIGKILL && p.asked&(1<<syscall.SIGKILL) == 0 && p.cause == "" {
+		p.mu.Unlock()
+		text, ok := p.a.memory.explains(p.exit.at)
+		p.mu.Lock()
+		if ok && p.cause == "" {
+			p.cause, p.message = agentapi.OutcomeOOM, text
+		}
+	}
 	if p.timer != nil {
 		p.timer.Stop()
 	}
@@ -346,7 +354,7 @@ func (p *process) end() agentapi.End {
 		case p.asked&(1<<st.Signal()) != 0:
 			end.Outcome, end.Message = agentapi.OutcomeInterrupted, "ended by "+end.Signal+", as asked"
 		case st.Signal() == syscall.SIGXCPU:
-			end.Outcome, end.Message = agentapi.OutcomeTimeout, "the limit of processor time is reached"
+			end.Message = "ended by SIGXCPU: the run's limit of processor time is reached"
 		case st.Signal() == syscall.SIGKILL:
 			end.Message += ", which nobody here sent; lack of memory is the usual reason"
 		}

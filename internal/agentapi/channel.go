@@ -17,6 +17,7 @@ const (
 	MessageChannel MessageType = "channel" // descriptors: another channel
 	MessageKernel  MessageType = "kernel"  // Kernel; descriptors: see KernelDescriptors
 	MessageExit    MessageType = "exit"    // KernelExit: how an adopted kernel's process ended, as its parent saw it
+	MessageOOM     MessageType = "oom"     // Text: the host killed something here for lack of memory; a sentence that names it
 )
 
 // KernelDescriptors is the order of the descriptors of MessageKernel: the kernel's frame socket, the read ends of its
@@ -29,6 +30,7 @@ type Message struct {
 	Boot   *Boot       `json:"boot,omitempty"`
 	Kernel *Adoption   `json:"kernel,omitempty"`
 	Exit   *KernelExit `json:"exit,omitempty"`
+	Text   string      `json:"text,omitempty"`
 }
 
 // Adoption hands a kernel that was forked outside to the agent. A living kernel of that name is killed first.
@@ -39,10 +41,11 @@ type Adoption struct {
 
 // KernelExit tells how an adopted kernel ended: the agent is not its parent and cannot know.
 type KernelExit struct {
-	Token  string `json:"token"`
-	Code   int    `json:"code"`             // exit status, or −1
-	Signal string `json:"signal,omitempty"` // "SIGKILL"
-	OOM    bool   `json:"oom,omitempty"`
+	Token   string `json:"token"`
+	Code    int    `json:"code"`             // exit status, or −1
+	Signal  string `json:"signal,omitempty"` // "SIGKILL"
+	OOM     bool   `json:"oom,omitempty"`
+	Message string `json:"message,omitempty"` // of an OOM: a sentence that names the victim
 }
 
 // MaxMessage bounds a channel message.

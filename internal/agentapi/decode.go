@@ -58,6 +58,8 @@ func DecodeMessage(payload []byte, descriptors int) (Message, error) {
 		want, whole = KernelDescriptors, m.Kernel != nil && m.Kernel.Name != ""
 	case MessageExit:
 		whole = m.Exit != nil
+	case MessageOOM:
+		whole = m.Text != ""
 	default:
 		return Message{}, &ProtocolError{fmt.Sprintf("unknown message %q", m.Type)}
 	}

@@ -82,6 +82,10 @@ func FuzzChannelMessage(f *testing.F) {
 			_ = *m.Boot
 		case agentapi.MessageExit:
 			_ = *m.Exit
+		case agentapi.MessageOOM:
+			if m.Text == "" {
+				t.Fatal("a victim without a name")
+			}
 		case agentapi.MessageKernel:
 			if fds != agentapi.KernelDescriptors || m.Kernel.Name == "" {
 				t.Fatal("a kernel that is not whole")

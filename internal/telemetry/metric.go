@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// The Prometheus text format is a few lines per metric, and this server has eight metrics: that is less code than the
+// The Prometheus text format is a few lines per metric, and this server has nine metrics: that is less code than the
 // client library brings modules.
 
 // family is one metric with all its labels.

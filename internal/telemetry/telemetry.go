@@ -6,6 +6,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
+	"runtime"
 	"sync"
 	"time"
 
@@ -42,6 +43,7 @@ func New(log *slog.Logger) *Observer {
 	o := &Observer{log: log, live: map[string]bool{}}
 	o.add(newGauge("cove_sandboxes", "Sandboxes that live now, by state.", "state", o.states))
 	o.add(newGauge("cove_runs_active", "Runs that go on now.", "", o.active))
+	o.add(newGauge("go_goroutines", "Goroutines of the server.", "", goroutines))
 	o.created = newCounter("cove_sandbox_creates_total", "Creates that were not answered by an existing sandbox.", "template", "outcome")
 	o.create = newHistogram("cove_sandbox_create_seconds", "How long a successful create took.", createBuckets, "template")
 	o.adopted = newCounter("cove_sandboxes_adopted_total", "Sandboxes of an earlier server that this one took over.")
@@ -65,6 +67,10 @@ func (o *Observer) active() map[string]float64 {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return map[string]float64{"": float64(o.busy)}
+}
+
+func goroutines() map[string]float64 {
+	return map[string]float64{"": float64(runtime.NumGoroutine())}
 }
 
 func (o *Observer) lives(id string, lives bool) {

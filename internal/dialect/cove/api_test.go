@@ -301,7 +301,7 @@ func TestACollectedAnswerIsBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !out.Truncated || len(out.Stdout) != 8<<20 || out.Outcome != client.OutcomeOK {
+	if !out.Truncated || len(out.Stdout) != 4<<20 || out.Outcome != client.OutcomeOK {
 		t.Errorf("truncated %v, %d bytes, %s", out.Truncated, len(out.Stdout), out.Outcome)
 	}
 }

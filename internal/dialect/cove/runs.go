@@ -171,7 +171,7 @@ func refused(e *agentapi.Event) error {
 
 // What a collected answer holds at most; the run goes on and the rest is dropped.
 const (
-	maxCollectedOutput  = 8 << 20 // of each stream
+	maxCollectedOutput  = 4 << 20 // of each stream
 	maxCollectedResults = 32 << 20
 )
 

@@ -453,3 +453,15 @@ held.clear()
 		}
 	})
 }
+
+func TestOutOfMemoryNamesItsVictim(t *testing.T) {
+	b := start(t, limits(func(l *template.Limits) { l.MemoryBytes = 128 << 20 }))
+	a := b.exec(agentapi.ExecParams{Argv: []string{"python3", "-c", "x = bytearray(1 << 30)"}})
+	if a.end.Outcome != agentapi.OutcomeOOM || !strings.Contains(a.end.Message, "python3") || !strings.Contains(a.end.Message, "MiB") {
+		t.Errorf("a command: %+v", a.end)
+	}
+	a = b.run("x = [bytearray(1 << 20) for _ in range(1 << 20)]")
+	if a.end.Outcome != agentapi.OutcomeOOM || !a.end.Lost || !strings.Contains(a.end.Message, "python3") {
+		t.Errorf("a cell: %+v", a.end)
+	}
+}

@@ -175,8 +175,25 @@ func (l *live) kernelEnv() map[string]string {
 
 // kernelExit passes on how a kernel ended; its agent is not its parent and cannot know.
 func (m *Maker) kernelExit(l *live, token string, oomBefore int, e exit) {
-	oom := e.signal == "SIGKILL" && l.shell.group.OOMKills() > oomBefore
-	_ = l.shell.tell(agentapi.Message{Type: agentapi.MessageExit, Exit: &agentapi.KernelExit{Token: token, Code: e.code, Signal: e.signal, OOM: oom}})
+	told := &agentapi.KernelExit{Token: token, Code: e.code, Signal: e.signal}
+	if e.signal == "SIGKILL" && l.shell.group.OOMKills() > oomBefore {
+		told.OOM = true
+		if v, ok := m.oom.victim(l.shell.group.Name()); ok {
+			told.Message = v.String()
+		}
+	}
+	_ = l.shell.tell(agentapi.Message{Type: agentapi.MessageExit, Exit: told})
+}
+
+// tellShortage passes on that the host killed something in a sandbox: inside, it looks like any other SIGKILL.
+func (m *Maker) tellShortage(group string, v victim) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, l := range m.sandboxes {
+		if l.shell.group.Name() == group {
+			go func() { _ = l.shell.tell(agentapi.Message{Type: agentapi.MessageOOM, Text: v.String()}) }()
+		}
+	}
 }
 
 // attendLive records a sandbox's end.
@@ -203,7 +220,8 @@ func (m *Maker) attendLive(l *live) {
 func (m *Maker) autopsy(l *live) (sandbox.Cause, string) {
 	status := l.shell.status
 	if victim, ok := m.oom.victim(l.shell.group.Name()); ok {
-		if status.Signaled() && status.Signal() == unix.SIGKILL && victim.init {
+		if status.Signaled() && status.Signal() == unix.SIGKILL && (victim.init || victim.pid == l.shell.pid) {
+			victim.process = agentName // the kernel calls it by the memory file it was executed from
 			return sandbox.CauseOOM, victim.String()
 		}
 		return sandbox.CauseAgentDied, describe(status) + "; before that: " + victim.String()

@@ -107,7 +107,7 @@ func Open(cfg Config) (*Maker, error) {
 	if err := m.sweepGroups(); err != nil {
 		return nil, err
 	}
-	m.oom = followOOM(m.log, "/"+m.groups.Name()+"/")
+	m.oom = followOOM(m.log, "/"+m.groups.Name()+"/", m.tellShortage)
 	undo.add(m.oom.close)
 	if cfg.Network {
 		m.net, err = network.Open(network.Options{Tag: cfg.Tag, Log: m.log})

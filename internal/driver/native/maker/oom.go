@@ -17,6 +17,7 @@ import (
 type oomLog struct {
 	file   *os.File
 	prefix string // of our cgroups, "/cove-x/"
+	tell   func(group string, v victim)
 
 	mu      sync.Mutex
 	victims map[string]victim // by group name, the latest
@@ -26,8 +27,11 @@ type victim struct {
 	process string
 	pid     int
 	rssKB   int64
-	init    bool // it was the sandbox's PID 1
+	init    bool // it says that it was the sandbox's PID 1; pid says so too where the maker counts pids as the host does
 }
+
+// agentName is what people know the sandbox's PID 1 by.
+const agentName = "cove-agent"
 
 func (v victim) String() string {
 	if v.rssKB > 0 {
@@ -36,8 +40,8 @@ func (v victim) String() string {
 	return fmt.Sprintf("out of memory: the kernel killed %s", v.process)
 }
 
-func followOOM(log *slog.Logger, prefix string) *oomLog {
-	o := &oomLog{prefix: prefix, victims: map[string]victim{}}
+func followOOM(log *slog.Logger, prefix string, tell func(group string, v victim)) *oomLog {
+	o := &oomLog{prefix: prefix, tell: tell, victims: map[string]victim{}}
 	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		log.Warn("no kernel log: out-of-memory victims cannot be named", "error", err)
@@ -80,7 +84,7 @@ func (o *oomLog) hear(record string) {
 		uid, _ := strconv.Atoi(f[4])
 		o.mu.Lock()
 		defer o.mu.Unlock()
-		o.victims[group] = victim{process: strings.ToValidUTF8(f[2], "?"), pid: pid, init: f[2] == "cove-agent" && uid%idsPerSandbox == 0}
+		o.victims[group] = victim{process: strings.ToValidUTF8(f[2], "?"), pid: pid, init: f[2] == agentName && uid%idsPerSandbox == 0}
 		return
 	}
 	if f := oomKilled.FindStringSubmatch(record); f != nil {
@@ -92,6 +96,7 @@ func (o *oomLog) hear(record string) {
 			if v.pid == pid {
 				v.rssKB = rss
 				o.victims[group] = v
+				o.tell(group, v)
 			}
 		}
 	}

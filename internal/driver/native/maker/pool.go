@@ -30,6 +30,7 @@ type pool struct {
 	mu      sync.Mutex
 	started bool
 	shells  []*shell
+	taken   time.Time // when a shell was last taken
 	zygotes []*zygote // the newest last
 	nextZ   int
 	failed  error         // why shells cannot be made, for callers
@@ -109,6 +110,9 @@ func (p *pool) fill() {
 				return
 			}
 		}
+		if !p.calm(short) {
+			continue
+		}
 		s, err := p.makeOne(p.ctx, p.form)
 		p.mu.Lock()
 		p.failed = err
@@ -132,6 +136,29 @@ func (p *pool) fill() {
 			return
 		}
 	}
+}
+
+// quiet is how long after a create a pool waits before it makes the next shell: whoever was just served wants the
+// processors for a first cell.
+const quiet = 25 * time.Millisecond
+
+// calm waits until nobody has taken a shell for a while; a pool that runs low does not wait. It reports false when the
+// caller should look again.
+func (p *pool) calm(short int) bool {
+	p.mu.Lock()
+	rest := quiet - time.Since(p.taken)
+	p.mu.Unlock()
+	if rest <= 0 || short > p.size/2 {
+		return true
+	}
+	timer := time.NewTimer(rest)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-p.refill:
+	case <-p.ctx.Done():
+	}
+	return false
 }
 
 func (p *pool) makeOne(ctx context.Context, f form) (*shell, error) {
@@ -191,6 +218,7 @@ func (p *pool) pop() *shell {
 	}
 	s := p.shells[0]
 	p.shells = p.shells[1:]
+	p.taken = time.Now()
 	select {
 	case p.refill <- struct{}{}:
 	default:

@@ -100,7 +100,7 @@ func (m *Maker) furnish(s *shell, t *template.Template, socket *os.File) error {
 	copy(p.Base[:], base)
 	copy(p.Hostname[:], "sandbox")
 	p.setFilter(seccomp.Sandbox())
-	if err := p.setArgv("cove-agent"); err != nil {
+	if err := p.setArgv(agentName); err != nil {
 		return err
 	}
 	files, err := planTrees(p, t, userns)

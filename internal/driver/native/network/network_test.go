@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"sync"
@@ -685,6 +686,38 @@ func TestAFloodOfQueriesIsThinned(t *testing.T) {
 	}
 }
 
+func TestANamespaceOfAnotherUserNamespaceIsAttached(t *testing.T) {
+	w := newWorld(t)
+	n := w.open(network.Options{Tag: "t"})
+	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 100000, Size: 65536}}
+	process := exec.Command("/proc/self/exe")
+	process.Env = []string{pause + "=1"}
+	process.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET, UidMappings: ids, GidMappings: ids}
+	stdin, err := process.StdinPipe()
+	must(t, err)
+	if err := process.Start(); err != nil {
+		t.Skip("no user namespaces here: ", err)
+	}
+	netns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", process.Process.Pid))
+	must(t, err)
+	link, err := n.Attach(0, int(netns.Fd()))
+	must(t, err)
+	must(t, n.SetPolicy(0, internet))
+	s := &sandbox{w: w, netns: int(netns.Fd()), link: link}
+	s.expect(t, true, public)
+	s.expect(t, false, "10.9.9.9")
+
+	// The link goes with the process, without anybody deleting it.
+	must(t, stdin.Close())
+	must(t, process.Wait())
+	must(t, netns.Close())
+	eventually(t, "the link is gone", func() bool {
+		links, _, err := n.Counts()
+		return err == nil && links == 0
+	})
+	must(t, n.Detach(0))
+}
+
 func TestManyComeAndGoAtOnce(t *testing.T) {
 	w := newWorld(t)
 	n := w.open(network.Options{Tag: "t"})
@@ -811,7 +844,7 @@ func prefixNet(p netip.Prefix) *net.IPNet {
 
 func ownNetns(t *testing.T) int {
 	t.Helper()
-	fd, err := unix.Open("/proc/self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	must(t, err)
 	t.Cleanup(func() { _ = unix.Close(fd) })
 	return fd

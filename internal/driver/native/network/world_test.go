@@ -21,11 +21,18 @@ import (
 	"github.com/covehq/cove/internal/driver/native/network"
 )
 
-const inWorld = "COVE_TEST_OWN_NETNS"
+const (
+	inWorld = "COVE_TEST_OWN_NETNS"
+	pause   = "COVE_TEST_PAUSE" // makes the test binary a process that only waits for its input to end
+)
 
 // TestMain runs everything in a network namespace of its own: the firewall and the routes of the machine that runs the
 // tests are never touched.
 func TestMain(m *testing.M) {
+	if os.Getenv(pause) != "" {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		return
+	}
 	if os.Getenv(inWorld) != "" || os.Getuid() != 0 {
 		os.Exit(m.Run())
 	}

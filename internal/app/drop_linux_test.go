@@ -1,0 +1,75 @@
+package app_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/covehq/cove/internal/app"
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv("COVE_TEST_DROP") != "" {
+		os.Exit(dropAndLook())
+	}
+	os.Exit(m.Run())
+}
+
+func TestARootServerEndsWithoutPrivilegeInAnyThread(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), "COVE_TEST_DROP=1")
+	out, err := cmd.CombinedOutput()
+	if strings.Contains(string(out), "CGO_ENABLED=0") {
+		t.Skip("this test binary has cgo, as with -race; run with CGO_ENABLED=0")
+	}
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+// dropAndLook drops privilege while there are several threads and reads what the kernel says of each, and of a program
+// that is started afterwards.
+func dropAndLook() int {
+	stop := make(chan struct{})
+	defer close(stop)
+	for range 4 {
+		go func() { runtime.LockOSThread(); <-stop }()
+	}
+	if err := app.DropPrivilege(); err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	files, _ := filepath.Glob("/proc/self/task/*/status")
+	texts := map[string]string{}
+	for _, f := range files {
+		b, _ := os.ReadFile(f)
+		texts[f] = string(b)
+	}
+	child, err := exec.Command("cat", "/proc/self/status").Output()
+	if err != nil {
+		fmt.Println("start a program:", err)
+		return 1
+	}
+	texts["child"] = string(child)
+	failed := 0
+	for name, text := range texts {
+		for _, want := range []string{"CapInh:\t0000000000000000", "CapPrm:\t0000000000000000", "CapEff:\t0000000000000000", "CapAmb:\t0000000000000000", "NoNewPrivs:\t1"} {
+			if !strings.Contains(text, want) {
+				fmt.Printf("%s has no %q\n", name, want)
+				failed = 1
+			}
+		}
+	}
+	if len(files) < 4 {
+		fmt.Println("only", len(files), "threads")
+		failed = 1
+	}
+	return failed
+}
