@@ -317,7 +317,7 @@ func TestPID1(t *testing.T) {
 	t.Run("a limit of processor time is told", func(t *testing.T) {
 		p := sh("while :; do :; done")
 		p.Limits = agentapi.RunLimits{CPUSeconds: 1}
-		if _, end := output(t, c, p); end.Outcome != agentapi.OutcomeTimeout || end.Signal != "SIGXCPU" {
+		if _, end := output(t, c, p); end.Outcome != agentapi.OutcomeKilled || end.Signal != "SIGXCPU" {
 			t.Errorf("%+v", end)
 		}
 	})

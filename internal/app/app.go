@@ -3,6 +3,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -158,7 +159,7 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 		return nil, nil, nil, fmt.Errorf("open the %s driver: %w", s.cfg.Driver, err)
 	}
 	s.undo.add("close driver", parts.driver.Close)
-	sandboxes := sandboxConfig(s.cfg)
+	sandboxes := sandboxConfig(s.cfg, parts.most)
 	if err := sandboxes.Validate(); err != nil {
 		return nil, nil, nil, fmt.Errorf("configuration: %w", err)
 	}
@@ -199,13 +200,16 @@ func defaultTemplate(cfg config.Config) string {
 	return "python"
 }
 
-func sandboxConfig(cfg config.Config) sandbox.Config {
+// sandboxConfig refuses by itself what the host does not have; an operator may allow more or less.
+func sandboxConfig(cfg config.Config, host template.Limits) sandbox.Config {
 	c := cfg.Sandbox
 	return sandbox.Config{
 		DefaultTemplate: defaultTemplate(cfg), DefaultLifetime: c.DefaultLifetime, MaxLifetime: c.MaxLifetime,
 		DefaultIdleTimeout: c.IdleTimeout, Retention: c.Retention, MaxPerTenant: c.MaxPerTenant, CreateRate: c.CreateRate,
-		DefaultLimits:  template.Limits{CPUs: c.CPUs, MemoryBytes: int64(c.Memory), Pids: c.Pids, DiskBytes: int64(c.Disk), OpenFiles: c.OpenFiles},
-		MaxLimits:      template.Limits{CPUs: c.MaxCPUs, MemoryBytes: int64(c.MaxMemory), DiskBytes: int64(c.MaxDisk)},
+		DefaultLimits: template.Limits{CPUs: c.CPUs, MemoryBytes: int64(c.Memory), Pids: c.Pids, DiskBytes: int64(c.Disk), OpenFiles: c.OpenFiles},
+		MaxLimits: template.Limits{
+			CPUs: cmp.Or(c.MaxCPUs, host.CPUs), MemoryBytes: cmp.Or(int64(c.MaxMemory), host.MemoryBytes), DiskBytes: cmp.Or(int64(c.MaxDisk), host.DiskBytes),
+		},
 		DefaultNetwork: policy.Network{Mode: policy.Mode(c.Network)},
 	}
 }

@@ -20,7 +20,8 @@ import (
 type parts struct {
 	driver        sandbox.Driver
 	templates     templates
-	dropPrivilege bool // once templates are built, this process needs none
+	dropPrivilege bool            // once templates are built, this process needs none
+	most          template.Limits // what the host itself has; zero fields: unknown
 }
 
 // templates is what a sandbox can start from, and a way to make it so.

@@ -22,7 +22,7 @@ func openNative(ctx context.Context, cfg config.Config, log *slog.Logger) (parts
 	if err != nil {
 		return parts{}, err
 	}
-	return parts{driver: d, templates: t, dropPrivilege: true}, nil
+	return parts{driver: d, templates: t, dropPrivilege: true, most: hostLimits(cfg.DataDir)}, nil
 }
 
 // Internal runs the commands that this binary has for its own parts and not for people: the native driver starts them

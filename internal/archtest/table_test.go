@@ -105,6 +105,7 @@ var table = []line{
 	{path: "internal/app", group: wiring, guests: []string{"golang.org/x/sys"}},
 	{path: "cmd/cove", group: wiring},
 	{path: "internal/archtest", group: alone},
+	{path: "e2e", group: alone}, // its tests use the built binary and the public client
 }
 
 // agentLinks is what the agent's binary may contain, besides the standard library's own internals. It runs in every

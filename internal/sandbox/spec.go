@@ -50,6 +50,9 @@ func (s Spec) validate() error {
 	if err := checkName("key", s.Key, maxKey); err != nil {
 		return err
 	}
+	if strings.HasPrefix(s.Key, "/") || strings.Contains("/"+s.Key+"/", "/../") {
+		return fault.New(fault.Invalid, "the key %q reads as a path out of a folder; choose another", s.Key)
+	}
 	if err := checkName("idempotency key", s.IdempotencyKey, maxIdempotency); err != nil {
 		return err
 	}

@@ -23,8 +23,11 @@ type disks struct {
 	dir string
 
 	mu      sync.Mutex
-	masters map[master]*os.File
+	masters map[master]*os.File // of the sizes asked for last; none has a name
 }
+
+// maxMasters bounds what callers who choose their own sizes can make the maker hold.
+const maxMasters = 16
 
 // master is an empty file system that images are copied from: its few hundred kilobytes of metadata.
 type master struct {
@@ -49,6 +52,7 @@ func (d *disks) make(f form) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer m.Close()
 	image, err := d.copy(m, f.disk)
 	if err != nil {
 		return nil, err
@@ -63,18 +67,30 @@ func (d *disks) make(f form) (*os.File, error) {
 	return mountImage(loop.Name())
 }
 
+// master returns a descriptor of the caller's own.
 func (d *disks) master(want master) (*os.File, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if f := d.masters[want]; f != nil {
-		return f, nil
+	f := d.masters[want]
+	if f == nil {
+		var err error
+		if f, err = d.makeMaster(want); err != nil {
+			return nil, err
+		}
+		for old, file := range d.masters {
+			if len(d.masters) < maxMasters {
+				break
+			}
+			file.Close()
+			delete(d.masters, old)
+		}
+		d.masters[want] = f
 	}
-	f, err := d.makeMaster(want)
+	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
-	d.masters[want] = f
-	return f, nil
+	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
 func (d *disks) makeMaster(want master) (*os.File, error) {
@@ -98,6 +114,7 @@ func (d *disks) makeMaster(want master) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer os.Remove(path) // only mkfs needs a name
 	if err := f.Truncate(want.bytes); err != nil {
 		f.Close()
 		return nil, err
