@@ -407,6 +407,27 @@ def threads():
 # --- preload ----------------------------------------------------------------------------------------------------------
 
 
+def add_user_site(path):
+    """Where pip puts packages of the sandbox's user: on the path now, so that no child has to look for it."""
+    if path not in sys.path:
+        at = next((i for i, p in enumerate(sys.path) if p.endswith(("site-packages", "dist-packages"))), len(sys.path))
+        sys.path.insert(at, path)
+
+
+def copy_fonts(home):
+    """matplotlib reads its list of fonts from a folder it can write to, or searches the disk for seconds."""
+    if not home:
+        return
+    source, target = os.path.join(home, ".config", "matplotlib"), IMPORT_ENVIRONMENT["MPLCONFIGDIR"]
+    try:
+        os.makedirs(target, exist_ok=True)
+        for name in os.listdir(source):
+            with open(os.path.join(source, name), "rb") as f, open(os.path.join(target, name), "wb") as to:
+                to.write(f.read())
+    except OSError:
+        pass  # it will search
+
+
 def preload(modules):
     """Import what the template wants; what each took, or why it could not."""
     report = {}
@@ -604,6 +625,9 @@ class Zygote:
         if shim is not None and tune["arena"]:
             shim.lib.cove_arena()
         os.environ.update(IMPORT_ENVIRONMENT)
+        copy_fonts(message.get("home"))
+        if message.get("user_site"):
+            add_user_site(message["user_site"])
         sys.dont_write_bytecode = True
         imports = preload(["ssl"] + list(message.get("preload") or ()))
         self.kernel = load_kernel(kernel_dir)

@@ -47,6 +47,8 @@ type zygoteRequest struct {
 	Warmup    string            `json:"warmup,omitempty"`
 	KernelDir string            `json:"kernel_dir,omitempty"`
 	Delta     string            `json:"delta,omitempty"`
+	UserSite  string            `json:"user_site,omitempty"`
+	Home      string            `json:"home,omitempty"`
 	UID       int               `json:"uid,omitempty"`
 	GID       int               `json:"gid,omitempty"`
 	Groups    []int             `json:"groups,omitempty"`
@@ -181,6 +183,7 @@ func (z *zygote) configure(ctx context.Context, t *template.Template) error {
 	}
 	err := wire.Send(z.conn, zygoteRequest{
 		Op: "configure", Preload: t.Python.Preload, Warmup: t.Python.Warmup, KernelDir: "/run/cove/kernel", Delta: "/run/cove/delta.bpf",
+		UserSite: t.Python.UserSite, Home: "/home/" + t.User,
 	})
 	if err == nil {
 		_, err = wire.Receive(z.conn, &z.ready)
