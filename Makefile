@@ -11,7 +11,7 @@ SHELL_C := $(MAKER)/shell/shell.c $(MAKER)/shell/syscalls.h
 SHIM    := kernel/native/shim-$(GOARCH).so
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-all test-isolation fuzz bench bench-quick lint clean programs FORCE
+.PHONY: build run test test-all test-isolation fuzz bench-quick lint clean programs FORCE
 
 build: bin/cove bin/cove-agent
 
@@ -41,17 +41,34 @@ run: build
 	@if [ "$$(id -u)" = 0 ]; then exec ./bin/cove serve; \
 	else echo "Cove asks for root: its maker makes namespaces, mounts and cgroups. The server drops all privilege."; exec sudo ./bin/cove serve; fi
 
-# Real sandboxes, real packages: about ten minutes on two cores the first time.
-test: programs
+# Real sandboxes, real packages; the first run also builds the templates that the tests share.
+test: build
 	$(GO) vet ./...
 	$(GO) test -timeout 20m ./...
 
-# The same with the race detector.
-test-all: programs
-	$(GO) test -race -timeout 60m ./...
+# The same and more: the race detector, a thousand create/run/kill cycles, a gigabyte of output.
+test-all: build
+	COVE_LEAK_CYCLES=1000 COVE_E2E_FULL=1 $(GO) test -race -timeout 90m ./...
 
+# Everything a sandbox must refuse, tried from inside.
 test-isolation: programs
-	$(GO) test -count=1 -v -run 'TestIsolation|TestTrust' ./internal/driver/native
+	$(GO) test -count=1 -v -run 'TestIsolation|TestTrust|TestOutOfMemory' ./internal/driver/native
+
+FUZZTIME ?= 60s
+fuzz: programs
+	@set -e; grep -rHoE '^func Fuzz[A-Za-z0-9_]+' --include='*_test.go' . | sort | while IFS=: read -r file name; do \
+		echo "== $$(dirname $$file) $${name#func }"; \
+		$(GO) test -run '^$$' -fuzz "^$${name#func }$$" -fuzztime $(FUZZTIME) $$(dirname $$file); \
+	done
+
+bench-quick: build
+	$(GO) run ./bench
+
+LINT := bin/golangci-lint
+$(LINT):
+	GOBIN=$(CURDIR)/bin $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.14.0
+lint: programs $(LINT)
+	$(LINT) run ./...
 
 clean:
 	rm -rf bin $(MAKER)/embedded/shell $(MAKER)/embedded/agent kernel/native/*.so

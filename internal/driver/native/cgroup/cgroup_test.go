@@ -200,3 +200,18 @@ func TestThisHost(t *testing.T) {
 		t.Errorf("left: %v", left)
 	}
 }
+
+func FuzzMounts(f *testing.F) {
+	f.Add("36 25 0:31 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n")
+	f.Add("30 23 0:26 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		file := filepath.Join(t.TempDir(), "mountinfo")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		mounts, err := cgroup.Mounts(file)
+		if err == nil {
+			_, _ = cgroup.Choose(mounts)
+		}
+	})
+}
