@@ -62,6 +62,7 @@ type Root struct {
 // hierarchy is one mounted tree: on v1 there is one for each controller (or pair), on v2 one for all.
 type hierarchy struct {
 	controllers []string
+	joiner      string   // the file by which a process joins
 	top         *os.File // where it is mounted
 	dir         *os.File // the parent group
 }
@@ -191,11 +192,11 @@ func openHierarchy(m Mount, name string) (hierarchy, error) {
 		top.Close()
 		return hierarchy{}, err
 	}
-	controllers := m.Controllers
+	h := hierarchy{controllers: m.Controllers, joiner: "tasks", top: top, dir: dir}
 	if m.Version == V2 {
-		controllers = append(slices.Clone(needed), wanted...)
+		h.controllers, h.joiner = append(slices.Clone(needed), wanted...), "cgroup.procs"
 	}
-	return hierarchy{controllers, top, dir}, nil
+	return h, nil
 }
 
 // enable passes the needed controllers on to the children of a v2 group.
@@ -263,7 +264,7 @@ type part struct {
 	controllers []string
 	parent      *os.File // of the hierarchy; not ours to close
 	name        string
-	procs       *os.File
+	join        *os.File
 }
 
 // New makes a group with these limits.
@@ -295,12 +296,14 @@ func newPart(h hierarchy, name string) (part, error) {
 	return p, err
 }
 
+// openPart opens the file by which a process joins: on v1 that of its threads, since one thread that moves itself does
+// not wait for every fork on the host to finish, as a move of a whole process does.
 func openPart(h hierarchy, name string) (part, error) {
-	procs, err := unix.Openat(int(h.dir.Fd()), name+"/cgroup.procs", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(int(h.dir.Fd()), name+"/"+h.joiner, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return part{}, err
 	}
-	return part{controllers: h.controllers, parent: h.dir, name: name, procs: os.NewFile(uintptr(procs), "cgroup.procs")}, nil
+	return part{controllers: h.controllers, parent: h.dir, name: name, join: os.NewFile(uintptr(fd), h.joiner)}, nil
 }
 
 // Existing opens the group of that name that an earlier run left behind; hierarchies without it are left out.
@@ -317,11 +320,11 @@ func (r *Root) Existing(name string) *Group {
 // Name of the group.
 func (g *Group) Name() string { return g.name }
 
-// Joiners are descriptors to which a process writes "0" to join the group.
+// Joiners are descriptors to which a process that has one thread writes "0" to join the group.
 func (g *Group) Joiners() []*os.File {
 	out := make([]*os.File, len(g.parts))
 	for i, p := range g.parts {
-		out[i] = p.procs
+		out[i] = p.join
 	}
 	return out
 }
@@ -520,7 +523,7 @@ func (g *Group) Remove() error {
 			left = append(left, p)
 			continue
 		}
-		p.procs.Close()
+		p.join.Close()
 	}
 	g.parts = left
 	return first

@@ -47,7 +47,7 @@ func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token stri
 			m.end(l, sandbox.CauseStartFail, err.Error())
 		}
 	}()
-	if err := s.group.SetLimits(cgroupLimits(r.Limits)); err != nil {
+	if err := s.setLimits(r.Limits); err != nil {
 		return nil, "", err
 	}
 	if err := m.setNetwork(s, r.Network); err != nil {
@@ -124,6 +124,18 @@ func (m *Maker) Kernel(ctx context.Context, id, name string) (token string, err 
 	return m.fork(ctx, l, name)
 }
 
+// oomKills counts what was killed here for lack of memory before a kernel is forked: nothing, for the first one.
+func (l *live) oomKills() int {
+	l.mu.Lock()
+	first := !l.forked
+	l.forked = true
+	l.mu.Unlock()
+	if first {
+		return 0
+	}
+	return l.shell.group.OOMKills()
+}
+
 // userID is the sandbox's ordinary user; templates are made with it.
 const userID = 1000
 
@@ -150,7 +162,7 @@ func (m *Maker) fork(ctx context.Context, l *live, name string) (token string, e
 	}
 	token = rand.Text()
 	give := append([]*os.File{theirs, files[3], files[5], l.shell.pidfd}, l.shell.group.Joiners()...)
-	before := l.shell.group.OOMKills()
+	before := l.oomKills()
 	_, pidfd, err := z.fork(ctx, zygoteRequest{
 		Op: "fork", Token: token, UID: userID, GID: userID, Groups: []int{userID}, Env: l.kernelEnv(), Cwd: l.pool.template.Workdir, NoFile: l.limits.OpenFiles,
 	}, func(e exit) { go m.kernelExit(l, token, before, e) }, give...)
@@ -272,7 +284,10 @@ func (m *Maker) Change(id string, c wire.Change) error {
 		return err
 	}
 	if c.Limits != nil {
-		if err := l.shell.group.SetLimits(cgroupLimits(*c.Limits)); err != nil {
+		l.mu.Lock()
+		err := l.shell.setLimits(*c.Limits)
+		l.mu.Unlock()
+		if err != nil {
 			return err
 		}
 	}

@@ -75,6 +75,7 @@ type live struct {
 	limits   template.Limits
 
 	mu       sync.Mutex
+	forked   bool // a kernel was forked into it
 	deadline time.Time
 	timer    *time.Timer
 	cause    sandbox.Cause // first one wins

@@ -1,6 +1,7 @@
 package maker
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"runtime"
@@ -55,10 +56,15 @@ func newPool(m *Maker, key poolKey, t *template.Template, owner int) *pool {
 	return &pool{
 		m: m, key: key, template: t, owner: owner, size: m.cfg.PoolSize, ctx: ctx, cancel: cancel,
 		form:     form{storage: sandbox.StorageVolatile, disk: disk},
-		limits:   template.Limits{CPUs: 1, MemoryBytes: 512 << 20, Pids: 256},
+		limits:   poolLimits(t.Limits),
 		building: make(chan struct{}, max(2, runtime.NumCPU())),
 		refill:   make(chan struct{}, 1),
 	}
+}
+
+// poolLimits is what a shell is born with: most likely what it will be asked for.
+func poolLimits(t template.Limits) template.Limits {
+	return template.Limits{CPUs: cmp.Or(t.CPUs, 1), MemoryBytes: cmp.Or(t.MemoryBytes, 512<<20), Pids: cmp.Or(t.Pids, 256)}
 }
 
 // prepare returns when a zygote is ready and at least one shell waits.

@@ -27,7 +27,8 @@ type shell struct {
 	group   *cgroup.Group
 	channel *net.UnixConn // to the agent; when it closes, the agent exits
 	form    form
-	network policy.Network // in force
+	limits  template.Limits // in force
+	network policy.Network  // in force
 	linked  bool
 	done    chan struct{}   // closed when PID 1 was reaped
 	status  unix.WaitStatus // valid after done
@@ -51,7 +52,7 @@ func (m *Maker) makeShell(t *template.Template, owner int, f form, limits templa
 		return nil, err
 	}
 	undo.add(func() { m.slots.give(slot) })
-	s := &shell{slot: slot, form: f, done: make(chan struct{}), network: policy.Network{Mode: policy.None}}
+	s := &shell{slot: slot, form: f, limits: limits, done: make(chan struct{}), network: policy.Network{Mode: policy.None}}
 
 	s.group, err = m.groups.New(groupName(slot), cgroupLimits(limits))
 	if err != nil {
@@ -202,6 +203,25 @@ func (m *Maker) setNetwork(s *shell, n policy.Network) error {
 		return fmt.Errorf("network policy: %w", err)
 	}
 	s.network = n
+	return nil
+}
+
+// setLimits changes what the sandbox may use; what stays the same costs nothing.
+func (s *shell) setLimits(want template.Limits) error {
+	var change cgroup.Limits
+	if want.CPUs != s.limits.CPUs {
+		change.CPUs = want.CPUs
+	}
+	if want.MemoryBytes != s.limits.MemoryBytes {
+		change.MemoryBytes = want.MemoryBytes
+	}
+	if want.Pids != s.limits.Pids {
+		change.Pids = want.Pids
+	}
+	if err := s.group.SetLimits(change); err != nil {
+		return err
+	}
+	s.limits = want
 	return nil
 }
 
