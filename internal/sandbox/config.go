@@ -37,6 +37,7 @@ type Config struct {
 
 // Validate refuses what cannot be meant.
 func (c Config) Validate() error {
+	asked := c.DefaultLimits // our own are lowered to the maximum instead
 	c = c.withDefaults()
 	switch {
 	case c.DefaultLifetime < 0 && c.MaxLifetime > 0:
@@ -48,7 +49,7 @@ func (c Config) Validate() error {
 	case c.MaxPerTenant < 0, c.CreateRate < 0, c.MaxStarting < 0, c.MaxQueued < 0:
 		return fault.New(fault.Invalid, "limits on the number of sandboxes cannot be negative")
 	}
-	if err := checkLimits(c.DefaultLimits, c.MaxLimits); err != nil {
+	if err := checkLimits(asked, c.MaxLimits); err != nil {
 		return fault.Wrap(fault.Invalid, err, "default limits: %s", fault.Message(err))
 	}
 	if err := c.DefaultNetwork.Validate(); err != nil {

@@ -1,0 +1,23 @@
+package app
+
+import (
+	"runtime"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/covehq/cove/internal/template"
+)
+
+// hostLimits is what this host has to give: a sandbox that asks for more would be promised what cannot be.
+func hostLimits(dataDir string) template.Limits {
+	most := template.Limits{CPUs: float64(runtime.NumCPU())}
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) == nil {
+		most.MemoryBytes = int64(uint64(info.Totalram) * uint64(info.Unit))
+	}
+	var disk unix.Statfs_t
+	if unix.Statfs(dataDir, &disk) == nil {
+		most.DiskBytes = int64(disk.Blocks) * disk.Bsize
+	}
+	return most
+}
