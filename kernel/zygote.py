@@ -19,6 +19,7 @@ import platform
 import resource
 import select
 import signal
+import site
 import socket
 import struct
 import sys
@@ -412,6 +413,10 @@ def add_user_site(path):
     if path not in sys.path:
         at = next((i for i, p in enumerate(sys.path) if p.endswith(("site-packages", "dist-packages"))), len(sys.path))
         sys.path.insert(at, path)
+    import site
+
+    # Without a home at its start the site module wrote "~" into these.
+    site.USER_SITE, site.USER_BASE, site.ENABLE_USER_SITE = path, os.path.dirname(os.path.dirname(os.path.dirname(path))), True
 
 
 def copy_fonts(home):

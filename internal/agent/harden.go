@@ -50,8 +50,11 @@ func harden() error {
 	syscall.Umask(0o022)
 	// Whatever else was left open belongs to no command. Ours are close-on-exec from birth.
 	syscall.Syscall(sysCloseRange, channelFD, uintptr(^uint32(0)), closeRangeCloexec)
-	// Handlers, not SIG_IGN: ignored signals would stay ignored in every command. Nobody reads the channel.
-	signal.Notify(make(chan os.Signal), syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1,
+	// Handlers, not SIG_IGN: ignored signals would stay ignored in every command. Nobody reads the channel. Those of a
+	// fault are among them for root inside, who can send them: the runtime dies of one that it was sent, unless somebody
+	// wants it, and still takes its own to heart.
+	signal.Notify(make(chan os.Signal), syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGFPE, syscall.SIGILL, syscall.SIGABRT, syscall.SIGSYS,
+		syscall.SIGTRAP, syscall.SIGSTKFLT, syscall.SIGPROF, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1,
 		syscall.SIGUSR2, syscall.SIGPIPE, syscall.SIGALRM, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGWINCH,
 		syscall.SIGPWR, syscall.SIGIO, syscall.SIGXCPU, syscall.SIGXFSZ, syscall.SIGVTALRM)
 	if _, _, errno := syscall.AllThreadsSyscall(syscall.SYS_PRCTL, prSetDumpable, 0, 0); errno != 0 {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"sync"
 
 	"github.com/covehq/cove/internal/agentapi"
 )
@@ -31,6 +32,7 @@ func Main(argv []string) int {
 func serve() error {
 	runtime.GOMAXPROCS(2)  // it mostly waits; more threads would only cost memory
 	debug.SetGCPercent(25) // a heap of a megabyte, not four
+	makeThreads(spareThreads)
 	if err := harden(); err != nil {
 		return err
 	}
@@ -48,6 +50,27 @@ func serve() error {
 	}
 	// When the maker is gone so are we, and with PID 1 the kernel ends everything else in the sandbox.
 	return a.ServeChannel(ch)
+}
+
+// spareThreads is how many threads the agent has beyond those that run: as many as may wait in the kernel at once.
+const spareThreads = 6
+
+// makeThreads makes threads while there are some to be had. A fork bomb takes all that the sandbox may have, and the
+// runtime ends a program that needs one more and gets none; those that exist are kept and used again.
+func makeThreads(n int) {
+	var made sync.WaitGroup
+	release := make(chan struct{})
+	for range n {
+		made.Add(1)
+		go func() {
+			runtime.LockOSThread() // a thread of its own, while it waits
+			defer runtime.UnlockOSThread()
+			made.Done()
+			<-release
+		}()
+	}
+	made.Wait()
+	close(release)
 }
 
 func awaitBoot(ch *net.UnixConn) (agentapi.Boot, error) {

@@ -9,9 +9,11 @@ import (
 	"io"
 	"iter"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,13 +39,14 @@ type Config struct {
 type Driver struct {
 	cfg   Config
 	path  string
-	hello wire.Hello
+	hello wire.Hello // of the maker that Open found
 
 	mu       sync.Mutex
 	closed   bool
 	idle     []*net.UnixConn
 	channels map[string]*channel
-	prepared map[string]*template.Template // tenant and digest
+	prepared map[string]bool     // by tenant and digest
+	living   map[string]struct{} // sandboxes that this maker was seen with
 }
 
 // channel is the way to one agent.
@@ -58,7 +61,7 @@ func Open(ctx context.Context, cfg Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{cfg: cfg, path: maker.SocketPath(dir), channels: map[string]*channel{}, prepared: map[string]*template.Template{}}
+	d := &Driver{cfg: cfg, path: maker.SocketPath(dir), channels: map[string]*channel{}, prepared: map[string]bool{}, living: map[string]struct{}{}}
 	if err := d.greet(ctx); err != nil {
 		if cfg.Launch == nil {
 			return nil, fault.Wrap(fault.Unavailable, err, "no maker runs for %s", dir)
@@ -105,14 +108,14 @@ func (d *Driver) Prepare(ctx context.Context, tenant string, t *template.Templat
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.prepared[tenant+"/"+t.Digest] = t
+	d.prepared[tenant+"/"+t.Digest] = true
 	return nil
 }
 
 func (d *Driver) isPrepared(tenant, digest string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.prepared[tenant+"/"+digest] != nil
+	return d.prepared[tenant+"/"+digest]
 }
 
 // Start makes a sandbox.
@@ -122,18 +125,29 @@ func (d *Driver) Start(ctx context.Context, r sandbox.StartRequest) error {
 			return err
 		}
 	}
-	response, files, err := d.call(ctx, wire.Request{Op: wire.OpStart, Start: &wire.Start{
+	ask := wire.Request{Op: wire.OpStart, Start: &wire.Start{
 		ID: r.ID, Tenant: r.Tenant, Digest: r.Template.Digest, Limits: r.Limits, Network: r.Network, Storage: r.Storage, Env: r.Env, Deadline: r.Deadline,
-	}})
+	}}
+	response, files, err := d.call(ctx, ask)
+	if fault.Is(err, fault.NotFound) {
+		// The maker has put the template away since, or is another one.
+		if err := d.Prepare(ctx, r.Tenant, r.Template); err != nil {
+			return err
+		}
+		response, files, err = d.call(ctx, ask)
+	}
 	if err != nil {
 		return err
 	}
+	d.remember(r.ID)
 	if err := d.keepChannel(r.ID, files); err != nil {
-		return err
+		return d.abandon(r.ID, err)
 	}
 	if r.Template.Python.Executable == "" {
 		return nil
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, kernelTime, fault.New(fault.Timeout, "the kernel did not start within %v", kernelTime))
+	defer cancel()
 	agent := d.agent(r.ID)
 	if response.Token == "" {
 		if _, err := agent.KernelStart(ctx, agentapi.KernelStartParams{Kernel: agentapi.DefaultKernel, Language: "python"}); err != nil {
@@ -145,6 +159,9 @@ func (d *Driver) Start(ctx context.Context, r sandbox.StartRequest) error {
 	}
 	return nil
 }
+
+// kernelTime is how long a kernel may take to start; a cold one with large imports takes seconds.
+const kernelTime = 60 * time.Second
 
 func awaitKernel(ctx context.Context, agent *agentapi.Client, name, token string) error {
 	k, err := agent.KernelWait(ctx, agentapi.KernelParams{Kernel: name, Token: token})
@@ -291,6 +308,14 @@ func (d *Driver) Stop(ctx context.Context, id string, cause sandbox.Cause) error
 	return err
 }
 
+func (d *Driver) remember(ids ...string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, id := range ids {
+		d.living[id] = struct{}{}
+	}
+}
+
 // List gives everything that lives.
 func (d *Driver) List(ctx context.Context) ([]sandbox.Instance, error) {
 	var all []sandbox.Instance
@@ -304,6 +329,9 @@ func (d *Driver) List(ctx context.Context) ([]sandbox.Instance, error) {
 			return all, nil
 		}
 		all = append(all, r.Instances...)
+		for _, i := range r.Instances {
+			d.remember(i.ID)
+		}
 		after = r.Instances[len(r.Instances)-1].ID
 	}
 }
@@ -329,17 +357,56 @@ func (d *Driver) Ended(ctx context.Context) iter.Seq2[sandbox.Ended, error] {
 				return
 			}
 			if err != nil {
+				for _, id := range d.bury(ctx) {
+					end := sandbox.Ended{ID: id, Cause: sandbox.CauseMakerDied, Message: "the maker ended, and its sandboxes with it", At: time.Now()}
+					if !yield(end, nil) {
+						return
+					}
+				}
 				yield(sandbox.Ended{}, fault.Wrap(fault.Unavailable, err, "the maker is gone"))
 				return
 			}
 			if r.Ended != nil {
 				d.dropChannel(r.Ended.ID, nil)
+				d.mu.Lock()
+				delete(d.living, r.Ended.ID)
+				d.mu.Unlock()
 				if !yield(*r.Ended, nil) {
 					return
 				}
 			}
 		}
 	}
+}
+
+// bury finds out whether the maker is dead or only a connection to it, and gives the sandboxes that died with it. What
+// was known of the dead one is forgotten.
+func (d *Driver) bury(ctx context.Context) []string {
+	before := d.hello.PID
+	d.mu.Lock()
+	idle := d.idle
+	d.idle = nil
+	d.mu.Unlock()
+	for _, c := range idle {
+		c.Close()
+	}
+	if r, _, err := d.call(ctx, wire.Request{Op: wire.OpHello}); err == nil && r.Hello != nil && r.Hello.PID == before {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	dead := slices.Sorted(maps.Keys(d.living))
+	for _, c := range d.channels {
+		c.conn.Close()
+	}
+	d.channels, d.prepared, d.living = map[string]*channel{}, map[string]bool{}, map[string]struct{}{}
+	return dead
+}
+
+// Ready tells whether sandboxes can be made.
+func (d *Driver) Ready(ctx context.Context) error {
+	_, _, err := d.call(ctx, wire.Request{Op: wire.OpHello})
+	return err
 }
 
 // Forget lets the maker drop ends that were written down.

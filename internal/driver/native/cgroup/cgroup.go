@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -255,9 +256,11 @@ func (r *Root) List() ([]string, error) {
 
 // Group is the cgroup of one sandbox: one directory in each hierarchy.
 type Group struct {
-	root  *Root
-	name  string
-	parts []part
+	root *Root
+	name string
+
+	mu    sync.Mutex
+	parts []part // fewer with each hierarchy that it was removed from
 }
 
 type part struct {
@@ -322,6 +325,8 @@ func (g *Group) Name() string { return g.name }
 
 // Joiners are descriptors to which a process that has one thread writes "0" to join the group.
 func (g *Group) Joiners() []*os.File {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	out := make([]*os.File, len(g.parts))
 	for i, p := range g.parts {
 		out[i] = p.join
@@ -329,16 +334,25 @@ func (g *Group) Joiners() []*os.File {
 	return out
 }
 
-func (g *Group) part(controller string) *part {
-	for i := range g.parts {
-		if slices.Contains(g.parts[i].controllers, controller) {
-			return &g.parts[i]
+// ErrGone is a group that was removed.
+var ErrGone = errors.New("cgroup is gone")
+
+// part gives a copy of the part with a controller; its methods work by name and say so when the group is gone.
+func (g *Group) part(controller string) part {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, p := range g.parts {
+		if slices.Contains(p.controllers, controller) {
+			return p
 		}
 	}
-	return nil
+	return part{}
 }
 
-func (p *part) write(file, value string) error {
+func (p part) write(file, value string) error {
+	if p.parent == nil {
+		return ErrGone
+	}
 	fd, err := unix.Openat(int(p.parent.Fd()), p.name+"/"+file, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &fs.PathError{Op: "open", Path: file, Err: err}
@@ -350,21 +364,30 @@ func (p *part) write(file, value string) error {
 	return nil
 }
 
-func (p *part) read(file string) (string, error) {
+func (p part) read(file string) (string, error) {
+	if p.parent == nil {
+		return "", ErrGone
+	}
 	fd, err := unix.Openat(int(p.parent.Fd()), p.name+"/"+file, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return "", &fs.PathError{Op: "open", Path: file, Err: err}
 	}
 	defer unix.Close(fd)
+	var text []byte
 	buf := make([]byte, 4096)
-	n, err := unix.Read(fd, buf)
-	if err != nil {
-		return "", &fs.PathError{Op: "read", Path: file, Err: err}
+	for {
+		n, err := unix.Read(fd, buf)
+		if err != nil {
+			return "", &fs.PathError{Op: "read", Path: file, Err: err}
+		}
+		if n == 0 {
+			return string(text), nil
+		}
+		text = append(text, buf[:n]...)
 	}
-	return string(buf[:n]), nil
 }
 
-func (p *part) number(file string) int64 {
+func (p part) number(file string) int64 {
 	text, err := p.read(file)
 	if err != nil {
 		return 0
@@ -374,7 +397,7 @@ func (p *part) number(file string) int64 {
 }
 
 // field reads "key value" lines.
-func (p *part) field(file, key string) int64 {
+func (p part) field(file, key string) int64 {
 	text, err := p.read(file)
 	if err != nil {
 		return 0
@@ -445,9 +468,6 @@ func (g *Group) setCPU(cpus float64) error {
 func (g *Group) Usage() Usage {
 	var u Usage
 	memory, pids := g.part("memory"), g.part("pids")
-	if memory == nil || pids == nil {
-		return u
-	}
 	u.Pids = int(pids.number("pids.current"))
 	u.OOMKills = g.OOMKills()
 	if g.root.version == V2 {
@@ -456,18 +476,13 @@ func (g *Group) Usage() Usage {
 		return u
 	}
 	u.MemoryBytes, u.PeakBytes = memory.number("memory.usage_in_bytes"), memory.number("memory.max_usage_in_bytes")
-	if p := g.part("cpuacct"); p != nil {
-		u.CPUMS = p.number("cpuacct.usage") / 1_000_000
-	}
+	u.CPUMS = g.part("cpuacct").number("cpuacct.usage") / 1_000_000
 	return u
 }
 
 // OOMKills counts the processes that were killed because the group was out of memory.
 func (g *Group) OOMKills() int {
 	p := g.part("memory")
-	if p == nil {
-		return 0
-	}
 	if g.root.version == V2 {
 		return int(p.field("memory.events", "oom_kill"))
 	}
@@ -476,9 +491,12 @@ func (g *Group) OOMKills() int {
 
 // Processes lists the process ids in the group, as its reader's pid namespace sees them.
 func (g *Group) Processes() []int {
+	g.mu.Lock()
+	parts := slices.Clone(g.parts)
+	g.mu.Unlock()
 	seen := map[int]bool{}
-	for i := range g.parts {
-		text, err := g.parts[i].read("cgroup.procs")
+	for _, p := range parts {
+		text, err := p.read("cgroup.procs")
 		if err != nil {
 			continue
 		}
@@ -497,10 +515,8 @@ func (g *Group) Processes() []int {
 
 // Kill sends SIGKILL to everything in the group; call it until Remove succeeds.
 func (g *Group) Kill() {
-	if g.root.version == V2 && len(g.parts) > 0 {
-		if g.parts[0].write("cgroup.kill", "1") == nil {
-			return
-		}
+	if g.root.version == V2 && g.part("memory").write("cgroup.kill", "1") == nil {
+		return
 	}
 	for _, pid := range g.Processes() {
 		_ = unix.Kill(pid, unix.SIGKILL)
@@ -510,8 +526,10 @@ func (g *Group) Kill() {
 // Remove removes the group. EBUSY means that something in it still dies: try again later. When it succeeds the
 // descriptors are closed.
 func (g *Group) Remove() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	var first error
-	left := g.parts[:0]
+	var left []part
 	for _, p := range g.parts {
 		if slices.Contains(p.controllers, "memory") && g.root.version == V1 {
 			// Pages that stay charged would keep the dead group's accounting alive.

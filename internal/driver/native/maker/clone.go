@@ -9,9 +9,12 @@ import (
 	"os"
 	"runtime"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/covehq/cove/internal/driver/native/wire"
 )
 
 // birth says how a process is born.
@@ -100,23 +103,29 @@ func actAs(uid int) error {
 	return nil
 }
 
+// birthTime is how long a newborn may take to become what its plan says; it takes milliseconds.
+const birthTime = 20 * time.Second
+
 // order sends a plan to a newborn and waits until it has become what the plan says.
 func order(socket *os.File, p *plan, files []*os.File) error {
-	fds := make([]int, len(files))
-	for i, f := range files {
-		fds[i] = int(f.Fd())
+	if err := socket.SetDeadline(time.Now().Add(birthTime)); err != nil {
+		return err
 	}
 	raw, err := socket.SyscallConn()
 	if err != nil {
 		return err
 	}
-	message, rights := p.bytes(), unix.UnixRights(fds...)
-	var sendErr error
-	err = raw.Write(func(fd uintptr) bool {
-		sendErr = unix.Sendmsg(int(fd), message, rights, nil, unix.MSG_NOSIGNAL)
-		return sendErr != unix.EAGAIN
+	message := p.bytes()
+	err = wire.Hold(files, func(fds []int) error {
+		rights := unix.UnixRights(fds...)
+		var sendErr error
+		err := raw.Write(func(fd uintptr) bool {
+			sendErr = unix.Sendmsg(int(fd), message, rights, nil, unix.MSG_NOSIGNAL)
+			return sendErr != unix.EAGAIN
+		})
+		return errors.Join(err, sendErr)
 	})
-	if err = errors.Join(err, sendErr); err != nil {
+	if err != nil {
 		return fmt.Errorf("send plan: %w", err)
 	}
 	// The newborn's end closes at its exec; before that it only speaks to name a step that failed.

@@ -3,6 +3,7 @@ package maker
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -41,7 +42,7 @@ func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token stri
 		m.retire(s)
 		return nil, "", err
 	}
-	go m.attendLive(l)
+	go m.attendLive(l) // counted by register
 	defer func() {
 		if err != nil {
 			m.end(l, sandbox.CauseStartFail, err.Error())
@@ -87,6 +88,7 @@ func (m *Maker) register(l *live) error {
 		return fault.New(fault.Conflict, "sandbox %s exists", l.id)
 	}
 	m.sandboxes[l.id] = l
+	m.wg.Add(1) // for attendLive, while nobody can be waiting yet
 	return nil
 }
 
@@ -142,10 +144,20 @@ const userID = 1000
 func (m *Maker) fork(ctx context.Context, l *live, name string) (token string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	z, err := l.pool.zygote(ctx)
-	if err != nil {
-		return "", err
+	for attempt := 0; ; attempt++ {
+		z, err := l.pool.zygote(ctx)
+		if err != nil {
+			return "", err
+		}
+		token, err = m.forkFrom(ctx, z, l, name)
+		z.release()
+		if !errors.Is(err, errZygoteDied) || attempt == 1 {
+			return token, err
+		}
 	}
+}
+
+func (m *Maker) forkFrom(ctx context.Context, z *zygote, l *live, name string) (token string, err error) {
 	var files []*os.File
 	defer func() { wire.CloseAll(files) }()
 	socket, theirs, err := wire.Pair(unix.SOCK_STREAM)
@@ -154,7 +166,7 @@ func (m *Maker) fork(ctx context.Context, l *live, name string) (token string, e
 	}
 	files = append(files, socket, theirs)
 	for range 2 { // stdout and stderr: read end, write end
-		r, w, err := os.Pipe()
+		r, w, err := wire.Pipe()
 		if err != nil {
 			return "", err
 		}
@@ -163,9 +175,16 @@ func (m *Maker) fork(ctx context.Context, l *live, name string) (token string, e
 	token = rand.Text()
 	give := append([]*os.File{theirs, files[3], files[5], l.shell.pidfd}, l.shell.group.Joiners()...)
 	before := l.oomKills()
+	adopted := make(chan struct{}) // the agent hears of a kernel before it hears of its end
+	defer close(adopted)
 	_, pidfd, err := z.fork(ctx, zygoteRequest{
 		Op: "fork", Token: token, UID: userID, GID: userID, Groups: []int{userID}, Env: l.kernelEnv(), Cwd: l.pool.template.Workdir, NoFile: l.limits.OpenFiles,
-	}, func(e exit) { go m.kernelExit(l, token, before, e) }, give...)
+	}, func(e exit) {
+		go func() {
+			<-adopted
+			m.kernelExit(l, token, before, e)
+		}()
+	}, give...)
 	if err != nil {
 		return "", err
 	}
@@ -210,14 +229,13 @@ func (m *Maker) tellShortage(group string, v victim) {
 
 // attendLive records a sandbox's end.
 func (m *Maker) attendLive(l *live) {
+	defer m.wg.Done()
 	<-l.shell.done
+	cause, message := m.autopsy(l)
+	l.decide(cause, message, m.usage(l))
 	l.mu.Lock()
 	if l.timer != nil {
 		l.timer.Stop()
-	}
-	if l.cause == "" {
-		l.cause, l.message = m.autopsy(l)
-		l.usage = m.usage(l)
 	}
 	end := sandbox.Ended{ID: l.id, Cause: l.cause, Message: l.message, At: time.Now(), Usage: l.usage}
 	l.mu.Unlock()
@@ -253,13 +271,17 @@ func describe(s unix.WaitStatus) string {
 
 // end begins a sandbox's end; the first cause wins.
 func (m *Maker) end(l *live, cause sandbox.Cause, message string) {
-	l.mu.Lock()
-	if l.cause == "" {
-		l.cause, l.message = cause, message
-		l.usage = m.usage(l)
-	}
-	l.mu.Unlock()
+	l.decide(cause, message, m.usage(l))
 	l.shell.kill()
+}
+
+// decide records why a sandbox ends and what it used, once.
+func (l *live) decide(cause sandbox.Cause, message string, usage sandbox.Usage) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cause == "" {
+		l.cause, l.message, l.usage = cause, message, usage
+	}
 }
 
 // Stop ends a sandbox and returns when its processes are gone; what it held is cleared afterwards.
@@ -370,6 +392,7 @@ func (m *Maker) Floor(ctx context.Context, key poolKey) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer z.release()
 	mine, theirs, err := wire.Pair(unix.SOCK_STREAM)
 	if err != nil {
 		return nil, err

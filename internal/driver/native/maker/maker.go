@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -39,20 +38,21 @@ type Config struct {
 
 // Maker makes sandboxes.
 type Maker struct {
-	cfg      Config
-	log      *slog.Logger
-	host     *host
-	groups   *cgroup.Root
-	net      *network.Network // nil: sandboxes have loopback only
-	disks    *disks
-	slots    *slots
-	oom      *oomLog
-	bootID   string
-	wg       sync.WaitGroup // goroutines that end with the maker
-	resolver *os.Process    // nil: none
+	cfg    Config
+	log    *slog.Logger
+	host   *host
+	groups *cgroup.Root
+	net    *network.Network // nil: sandboxes have loopback only
+	disks  *disks
+	slots  *slots
+	oom    *oomLog
+	bootID string
+	wg     sync.WaitGroup // goroutines that end with the maker
+	closed chan struct{}  // closed when closing is set
 
 	mu        sync.Mutex
 	closing   bool
+	resolver  *os.Process // nil: none
 	pools     map[poolKey]*pool
 	sandboxes map[string]*live
 	dying     map[*shell]struct{}
@@ -86,7 +86,7 @@ type live struct {
 // Open prepares the host: cgroups, network, private mounts; and clears what an earlier maker left behind.
 func Open(cfg Config) (*Maker, error) {
 	m := &Maker{
-		cfg: cfg, log: cfg.Log, slots: newSlots(),
+		cfg: cfg, log: cfg.Log, slots: newSlots(), closed: make(chan struct{}),
 		pools: map[poolKey]*pool{}, sandboxes: map[string]*live{}, dying: map[*shell]struct{}{}, ends: newJournal(),
 	}
 	if id, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
@@ -225,7 +225,7 @@ func (m *Maker) pool(key poolKey) (*pool, error) {
 	}
 	p := m.pools[key]
 	if p == nil {
-		return nil, fault.New(fault.Conflict, "template %s is not prepared for this tenant", key.digest)
+		return nil, fault.New(fault.NotFound, "template %s is not prepared for this tenant", key.digest)
 	}
 	return p, nil
 }
@@ -244,6 +244,7 @@ func (m *Maker) find(id string) (*live, error) {
 func (m *Maker) Close() error {
 	m.mu.Lock()
 	m.closing = true
+	close(m.closed)
 	lives := make([]*live, 0, len(m.sandboxes))
 	for _, l := range m.sandboxes {
 		lives = append(lives, l)
@@ -259,9 +260,11 @@ func (m *Maker) Close() error {
 	for _, p := range pools {
 		p.close()
 	}
+	m.mu.Lock()
 	if m.resolver != nil {
 		_ = m.resolver.Kill()
 	}
+	m.mu.Unlock()
 	m.wg.Wait()
 	m.oom.close()
 	var errs []error
@@ -277,28 +280,12 @@ func (m *Maker) startResolver() error {
 	if len(m.cfg.Resolver) == 0 {
 		return nil
 	}
-	at := net.JoinHostPort(m.net.Gateway().String(), "53")
-	udp, err := net.ListenPacket("udp4", at)
+	udp, tcp, err := m.net.ListenDNS()
 	if err != nil {
 		return fmt.Errorf("bind resolver: %w", err)
 	}
-	defer udp.Close()
-	tcp, err := net.Listen("tcp4", at)
-	if err != nil {
-		return fmt.Errorf("bind resolver: %w", err)
-	}
-	defer tcp.Close()
-	u, err := udp.(*net.UDPConn).File()
-	if err != nil {
-		return err
-	}
-	defer u.Close()
-	t, err := tcp.(*net.TCPListener).File()
-	if err != nil {
-		return err
-	}
-	defer t.Close()
-	return m.runResolver(u, t)
+	m.wg.Go(func() { m.keepResolver(udp, tcp) })
+	return nil
 }
 
 // undo is a ladder's list of steps back.

@@ -1,6 +1,7 @@
 package maker
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -58,7 +59,7 @@ func (o *oomLog) follow() {
 	for {
 		n, err := o.file.Read(buf)
 		if err != nil {
-			if strings.Contains(err.Error(), "broken pipe") { // records were overwritten before we read them
+			if errors.Is(err, unix.EPIPE) { // records were overwritten before we read them
 				continue
 			}
 			return
@@ -90,16 +91,24 @@ func (o *oomLog) hear(record string) {
 	if f := oomKilled.FindStringSubmatch(record); f != nil {
 		pid, _ := strconv.Atoi(f[1])
 		rss, _ := strconv.ParseInt(f[2], 10, 64)
-		o.mu.Lock()
-		defer o.mu.Unlock()
-		for group, v := range o.victims {
-			if v.pid == pid {
-				v.rssKB = rss
-				o.victims[group] = v
-				o.tell(group, v)
-			}
+		if group, v, ok := o.measured(pid, rss); ok {
+			o.tell(group, v)
 		}
 	}
+}
+
+// measured adds what a victim used.
+func (o *oomLog) measured(pid int, rssKB int64) (string, victim, bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for group, v := range o.victims {
+		if v.pid == pid {
+			v.rssKB = rssKB
+			o.victims[group] = v
+			return group, v, true
+		}
+	}
+	return "", victim{}, false
 }
 
 func (o *oomLog) victim(group string) (victim, bool) {

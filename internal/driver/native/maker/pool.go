@@ -28,14 +28,14 @@ type pool struct {
 	building chan struct{} // bounds how many shells are made at once
 	refill   chan struct{}
 
-	mu      sync.Mutex
-	started bool
-	shells  []*shell
-	taken   time.Time // when a shell was last taken
-	zygotes []*zygote // the newest last
-	nextZ   int
-	failed  error         // why shells cannot be made, for callers
-	making  chan struct{} // closed when the zygote that is being started is there or has failed
+	mu        sync.Mutex
+	started   bool
+	shells    []*shell
+	taken     time.Time // when a shell was last taken
+	zygotes   []*zygote // the newest last
+	nextZ     int
+	zygoteErr error         // why the last zygote did not start
+	making    chan struct{} // closed when the zygote that is being started is there or has failed
 }
 
 // Rotation of zygotes: siblings share a hash seed and an address layout, and a zygote with many children forks slowly.
@@ -70,9 +70,11 @@ func poolLimits(t template.Limits) template.Limits {
 // prepare returns when a zygote is ready and at least one shell waits.
 func (p *pool) prepare(ctx context.Context) error {
 	if p.warm() {
-		if _, err := p.zygote(ctx); err != nil {
+		z, err := p.zygote(ctx)
+		if err != nil {
 			return err
 		}
+		z.release()
 	}
 	p.mu.Lock()
 	first := !p.started
@@ -121,7 +123,6 @@ func (p *pool) fill() {
 		}
 		s, err := p.makeOne(p.ctx, p.form)
 		p.mu.Lock()
-		p.failed = err
 		if err == nil && p.ctx.Err() == nil {
 			p.shells = append(p.shells, s)
 			s = nil
@@ -241,6 +242,7 @@ func (p *pool) zygote(ctx context.Context) (*zygote, error) {
 			if !spare && p.making == nil {
 				p.startNext() // before it is needed
 			}
+			z.reserve()
 			p.mu.Unlock()
 			return z, nil
 		}
@@ -257,12 +259,8 @@ func (p *pool) zygote(ctx context.Context) (*zygote, error) {
 			return nil, fault.New(fault.Unavailable, "the maker is shutting down")
 		}
 		p.mu.Lock()
-		z, _ = p.usable()
-		err := p.failed
+		err := p.zygoteErr
 		p.mu.Unlock()
-		if z != nil {
-			return z, nil
-		}
 		if err != nil {
 			return nil, fault.Wrap(fault.Unavailable, err, "the kernel of template %s cannot be started", p.template.Name)
 		}
@@ -308,7 +306,7 @@ func (p *pool) startNext() {
 		z, err := p.m.startZygote(p.ctx, p.template, p.owner, name)
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.failed = err
+		p.zygoteErr = err
 		if err == nil {
 			p.zygotes = append(p.zygotes, z)
 			p.m.log.Info("zygote ready", "template", p.template.Name, "tenant", p.key.tenant, "pid", z.pid, "seconds", z.ready.Seconds, "rss_kb", z.ready.RSSKB)

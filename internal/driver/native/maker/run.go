@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -78,13 +79,11 @@ func listen(path string, uid int) (*net.UnixListener, error) {
 // nobody is the uid of processes that should own nothing.
 const nobody = 65534
 
-// runResolver starts the DNS forwarder with its two sockets and no privilege; it ends with the maker.
+// runResolver runs the DNS forwarder with its two sockets and no privilege, until it ends.
 func (m *Maker) runResolver(udp, tcp *os.File) error {
 	upstreams, err := resolver.SystemUpstreams()
 	if err != nil {
-		// No name server is no reason to have no sandboxes: addresses still work.
-		m.log.Warn("no name server for sandboxes", "error", err)
-		return nil
+		return fmt.Errorf("no name server for sandboxes: %w", err)
 	}
 	argv := m.cfg.Resolver
 	for _, u := range upstreams {
@@ -105,11 +104,44 @@ func (m *Maker) runResolver(udp, tcp *os.File) error {
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start resolver: %w", err)
 	}
-	m.wg.Go(func() {
-		if err := cmd.Wait(); err != nil {
-			m.log.Info("resolver ended", "error", err)
-		}
-	})
+	m.mu.Lock()
 	m.resolver = cmd.Process
-	return nil
+	closing := m.closing
+	m.mu.Unlock()
+	if closing {
+		_ = cmd.Process.Kill()
+	}
+	return cmd.Wait()
+}
+
+// keepResolver runs the resolver until the maker closes; one that ends is started again, with the host's name servers
+// of that moment.
+func (m *Maker) keepResolver(udp, tcp *os.File) {
+	defer udp.Close()
+	defer tcp.Close()
+	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
+		began := time.Now()
+		err := m.runResolver(udp, tcp)
+		if m.isClosing() {
+			return
+		}
+		m.log.Warn("resolver ended", "error", err)
+		if time.Since(began) > time.Minute {
+			wait = time.Second
+		}
+		select {
+		case <-time.After(wait):
+		case <-m.closed:
+			return
+		}
+	}
+}
+
+func (m *Maker) isClosing() bool {
+	select {
+	case <-m.closed:
+		return true
+	default:
+		return false
+	}
 }

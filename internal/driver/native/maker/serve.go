@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -103,6 +104,13 @@ func (m *Maker) converse(ctx context.Context, c *net.UnixConn, shutdown func()) 
 }
 
 func (m *Maker) answer(ctx context.Context, r wire.Request) (response wire.Response, give []*os.File) {
+	// A defect here must not end every sandbox on this host.
+	defer func() {
+		if what := recover(); what != nil {
+			m.log.Error("request panicked", "op", r.Op, "panic", what, "stack", string(debug.Stack()))
+			response, give = wire.Failed(fault.New(fault.Internal, "the maker failed at %s", r.Op)), nil
+		}
+	}()
 	var err error
 	switch r.Op {
 	case wire.OpHello:

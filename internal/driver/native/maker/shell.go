@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +27,7 @@ type shell struct {
 	pidfd   *os.File
 	group   *cgroup.Group
 	channel *net.UnixConn // to the agent; when it closes, the agent exits
+	telling sync.Mutex    // one message at a time on the channel
 	form    form
 	limits  template.Limits // in force
 	network policy.Network  // in force
@@ -85,7 +87,7 @@ func (m *Maker) makeShell(t *template.Template, owner int, f form, limits templa
 		return nil, err
 	}
 	undo.release()
-	go m.attend(s)
+	m.wg.Go(func() { m.attend(s) })
 	return s, nil
 }
 
@@ -287,6 +289,8 @@ func (m *Maker) retireGroup(g *cgroup.Group) {
 
 // tell sends the agent a message with descriptors.
 func (s *shell) tell(msg agentapi.Message, files ...*os.File) error {
+	s.telling.Lock()
+	defer s.telling.Unlock()
 	if err := s.channel.SetWriteDeadline(time.Now().Add(5 * time.Second)); err != nil {
 		return err
 	}

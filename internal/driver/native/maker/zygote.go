@@ -2,6 +2,7 @@ package maker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -32,11 +33,12 @@ type zygote struct {
 
 	sendMu sync.Mutex // one message at a time
 
-	mu      sync.Mutex
-	dead    bool
-	forks   int
-	waiting map[string]chan zygoteAnswer // token → who asked
-	living  map[string]func(exit)        // token → who wants to know its end
+	mu       sync.Mutex
+	dead     bool
+	forks    int
+	reserved int                          // callers who were given it and have not asked yet
+	waiting  map[string]chan zygoteAnswer // token → who asked
+	living   map[string]func(exit)        // token → who wants to know its end
 }
 
 // zygoteRequest and zygoteMessage are the protocol of kernel/zygote.py.
@@ -83,7 +85,12 @@ type exit struct {
 	signal string
 }
 
-const zygoteStart = 60 * time.Second
+const (
+	zygoteStart    = 60 * time.Second
+	zygotePatience = 10 * time.Second // for one fork, which takes milliseconds
+)
+
+var errZygoteDied = fault.New(fault.Unavailable, "the zygote died")
 
 // startZygote starts one and waits until it has imported everything.
 func (m *Maker) startZygote(ctx context.Context, t *template.Template, owner int, name string) (_ *zygote, err error) {
@@ -108,6 +115,7 @@ func (m *Maker) startZygote(ctx context.Context, t *template.Template, owner int
 		return nil, err
 	}
 	z.stderr = newTail(errRead)
+	undo.add(z.stderr.close)
 	z.pid, z.pidfd, err = clone(birth{
 		program: m.host.shell, socket: theirs, stderr: errWrite,
 		flags: unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWNET,
@@ -215,7 +223,7 @@ func (m *Maker) attendZygote(z *zygote) {
 	z.waiting = map[string]chan zygoteAnswer{}
 	z.mu.Unlock()
 	for _, c := range waiting {
-		c <- zygoteAnswer{err: fault.New(fault.Unavailable, "the zygote died")}
+		c <- zygoteAnswer{err: errZygoteDied}
 	}
 	z.conn.Close()
 	z.pidfd.Close()
@@ -258,7 +266,7 @@ func (z *zygote) fork(ctx context.Context, r zygoteRequest, onExit func(exit), f
 	z.mu.Lock()
 	if z.dead {
 		z.mu.Unlock()
-		return 0, nil, fault.New(fault.Unavailable, "the zygote died")
+		return 0, nil, errZygoteDied
 	}
 	z.waiting[r.Token] = answer
 	if onExit != nil {
@@ -268,19 +276,39 @@ func (z *zygote) fork(ctx context.Context, r zygoteRequest, onExit func(exit), f
 	z.mu.Unlock()
 
 	z.sendMu.Lock()
+	_ = z.conn.SetWriteDeadline(time.Now().Add(zygotePatience))
 	err := wire.Send(z.conn, r, files...)
 	z.sendMu.Unlock()
 	if err != nil {
 		z.forget(r.Token)
-		return 0, nil, fmt.Errorf("ask zygote: %w", err)
+		z.stop()
+		return 0, nil, errors.Join(errZygoteDied, err)
 	}
 	select {
 	case a := <-answer:
 		return a.message.PID, a.pidfd, a.err
+	case <-time.After(zygotePatience):
+		// It hangs, and would hang for the next caller too.
+		z.forget(r.Token)
+		z.stop()
+		return 0, nil, errZygoteDied
 	case <-ctx.Done():
 		z.forget(r.Token)
 		return 0, nil, context.Cause(ctx)
 	}
+}
+
+// reserve keeps a zygote from being retired until release.
+func (z *zygote) reserve() {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.reserved++
+}
+
+func (z *zygote) release() {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.reserved--
 }
 
 func (z *zygote) forget(token string) {
@@ -293,7 +321,7 @@ func (z *zygote) forget(token string) {
 func (z *zygote) load() (living, forks int, dead bool) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	return len(z.living), z.forks, z.dead
+	return len(z.living) + z.reserved, z.forks, z.dead
 }
 
 func (z *zygote) stop() { _ = signal(z.pidfd, unix.SIGKILL) }

@@ -155,16 +155,37 @@ func Send(c *net.UnixConn, value any, files ...*os.File) error {
 	if len(data) > MaxMessage {
 		return fmt.Errorf("message of %d bytes is over the limit of %d", len(data), MaxMessage)
 	}
-	var control []byte
-	if len(files) > 0 {
-		fds := make([]int, len(files))
-		for i, f := range files {
-			fds[i] = int(f.Fd())
+	return Hold(files, func(fds []int) error {
+		var control []byte
+		if len(fds) > 0 {
+			control = unix.UnixRights(fds...)
 		}
-		control = unix.UnixRights(fds...)
+		_, _, err := c.WriteMsgUnix(data, control, nil)
+		return err
+	})
+}
+
+// Hold gives the numbers of descriptors to f and keeps every one open until f is done: a number that was closed and
+// used again would name somebody else's.
+func Hold(files []*os.File, f func(fds []int) error) error {
+	fds := make([]int, 0, len(files))
+	var hold func(rest []*os.File) error
+	hold = func(rest []*os.File) error {
+		if len(rest) == 0 {
+			return f(fds)
+		}
+		raw, err := rest[0].SyscallConn()
+		if err != nil {
+			return err
+		}
+		var inner error
+		err = raw.Control(func(fd uintptr) {
+			fds = append(fds, int(fd))
+			inner = hold(rest[1:])
+		})
+		return errors.Join(err, inner)
 	}
-	_, _, err = c.WriteMsgUnix(data, control, nil)
-	return err
+	return hold(files)
 }
 
 // Receive reads one message and its descriptors; io.EOF when the peer is gone.
@@ -235,6 +256,16 @@ func Pair(kind int) (mine, theirs *os.File, err error) {
 		return nil, nil, err
 	}
 	return os.NewFile(uintptr(fds[0]), "pair"), os.NewFile(uintptr(fds[1]), "pair"), nil
+}
+
+// Pipe makes a pipe to be given away: unlike os.Pipe's, its ends block, since a program does not expect its stdout to
+// refuse a write.
+func Pipe() (r, w *os.File, err error) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		return nil, nil, fmt.Errorf("pipe: %w", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
 }
 
 // Conn turns one end of a Pair into a connection; the file is closed.
