@@ -31,6 +31,8 @@ MAX_DESCRIPTORS = 16
 MAX_CGROUPS = 8
 MAX_GROUPS = 64
 CHILD_SOCKET = 3
+FRAME_CONTROL = 8
+MAX_ENVIRONMENT = 1 << 20
 EXIT_SETUP = 71  # a child that could not enter its sandbox; its stderr says why
 SHIM_VERSION = 1
 
@@ -553,6 +555,29 @@ def reseed():
         process.current_process().authkey = os.urandom(32)
 
 
+def read_environment(sock):
+    """The first frame on a kernel's socket: what is meant for one sandbox must not pass through the zygote, whose memory
+    every later child inherits."""
+    header = read_exactly(sock, 8)
+    kind, length = header[0], int.from_bytes(header[4:], "big")
+    if kind != FRAME_CONTROL or length > MAX_ENVIRONMENT:
+        raise ValueError("no environment came first, but frame %d of %d bytes" % (kind, length))
+    environment = json.loads(read_exactly(sock, length)).get("env") or {}
+    if not all(isinstance(k, str) and isinstance(v, str) for k, v in environment.items()):
+        raise ValueError("an environment of something else than text")
+    return environment
+
+
+def read_exactly(sock, length):
+    data = bytearray()
+    while len(data) < length:
+        chunk = sock.recv(length - len(data))
+        if not chunk:
+            raise EOFError("the socket closed before the environment came")
+        data += chunk
+    return bytes(data)
+
+
 def take_environment(environment):
     os.environ.clear()
     os.environ.update(environment)
@@ -699,11 +724,12 @@ class Zygote:
         """In the sandbox now, with descriptors 0 to 3 and no others."""
         try:
             self.leave_zygote()
-            take_environment(message.get("env") or {})
+            sock = socket.socket(fileno=CHILD_SOCKET)
+            take_environment(read_environment(sock))
             reseed()
             gc.enable()
             self.kernel.forked()
-            self.kernel.serve(socket.socket(fileno=CHILD_SOCKET))
+            self.kernel.serve(sock)
         except BaseException as e:
             os.write(2, ("kernel: %s: %s\n" % (type(e).__name__, e)).encode("utf-8", "replace"))
         os._exit(EXIT_SETUP)

@@ -207,9 +207,11 @@ type Process struct {
 
 // Target names a process by id, tag or pid; the first that is set wins.
 type Target struct {
-	ID  string `json:"id,omitempty"`
-	Tag string `json:"tag,omitempty"`
-	PID int    `json:"pid,omitempty"`
+	// Name is any of the three, for whoever has a word and does not know which: an id is tried first, a pid last.
+	Name string `json:"name,omitempty"`
+	ID   string `json:"id,omitempty"`
+	Tag  string `json:"tag,omitempty"`
+	PID  int    `json:"pid,omitempty"`
 }
 
 // AttachParams join the output of a living process.

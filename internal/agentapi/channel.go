@@ -57,6 +57,12 @@ const MaxMessage = 64 << 10
 // read from the kernel's stdout and stderr pipes, so that subprocesses and C code are heard too; the kernel flushes
 // before each event, and the agent drains the pipes before it passes that event on.
 
+// KernelBirth is the first frame (FrameControl) that a kernel forked from a zygote reads on its socket: what is its alone
+// and must not pass through the zygote, whose memory its siblings inherit.
+type KernelBirth struct {
+	Env map[string]string `json:"env"`
+}
+
 // KernelRequest asks a kernel to run one cell.
 type KernelRequest struct {
 	ID     string            `json:"id"`

@@ -40,17 +40,18 @@ func ReceiveMessage(conn *net.UnixConn) (Message, []int, error) {
 	if err != nil {
 		return Message{}, nil, err
 	}
-	if size > MaxMessage {
-		return Message{}, nil, &ProtocolError{fmt.Sprintf("message of %d bytes is over the limit of %d", size, MaxMessage)}
-	}
-	payload := make([]byte, size)
+	payload := make([]byte, min(size, MaxMessage))
 	oob := make([]byte, syscall.CmsgSpace(4*maxDescriptors))
 	n, oobn, flags, _, err := conn.ReadMsgUnix(payload, oob) // sets MSG_CMSG_CLOEXEC
 	if err != nil {
 		return Message{}, nil, err
 	}
 	fds, err := descriptors(oob[:oobn])
-	if err == nil && flags&(syscall.MSG_TRUNC|syscall.MSG_CTRUNC) != 0 {
+	switch {
+	case err != nil:
+	case size > MaxMessage: // it is taken all the same: left there, it would be all that anybody ever receives
+		err = &ProtocolError{fmt.Sprintf("message of %d bytes is over the limit of %d", size, MaxMessage)}
+	case flags&(syscall.MSG_TRUNC|syscall.MSG_CTRUNC) != 0:
 		err = &ProtocolError{"a message was cut off"}
 	}
 	var m Message

@@ -371,7 +371,12 @@ func (l *link) fault(err error) error {
 type Stream struct {
 	link  *link
 	first *Event
+	onEnd func(End)
 }
+
+// OnEnd calls f with the run's end just before Events yields it, for whoever hands the stream on and wants to know.
+// It is set before Events is.
+func (s *Stream) OnEnd(f func(End)) { s.onEnd = f }
 
 // Events yields what the run tells, EventEnd last. Leaving the loop closes the connection.
 func (s *Stream) Events() iter.Seq2[Event, error] {
@@ -380,16 +385,24 @@ func (s *Stream) Events() iter.Seq2[Event, error] {
 		if s.first != nil {
 			e := *s.first
 			s.first = nil
+			s.tellEnd(e)
 			if !yield(e, nil) || e.Type == EventEnd {
 				return
 			}
 		}
 		for {
 			e, err := s.link.event()
+			s.tellEnd(e)
 			if !yield(e, err) || err != nil || e.Type == EventEnd {
 				return
 			}
 		}
+	}
+}
+
+func (s *Stream) tellEnd(e Event) {
+	if s.onEnd != nil && e.Type == EventEnd && e.End != nil {
+		s.onEnd(*e.End)
 	}
 }
 
@@ -461,10 +474,10 @@ func (d *dataReader) next() error {
 	}
 	switch kind {
 	case FrameData:
-		d.link.buf.Discard(HeaderSize)
+		_, _ = d.link.buf.Discard(HeaderSize) // it was peeked, so it is there
 		d.left = n
 	case FrameEOF:
-		d.link.buf.Discard(HeaderSize)
+		_, _ = d.link.buf.Discard(HeaderSize) // it was peeked, so it is there
 		d.err = io.EOF
 	case FrameEnd:
 		_, err := d.link.event()

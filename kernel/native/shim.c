@@ -39,9 +39,6 @@
 #ifndef SYS_close_range
 #define SYS_close_range 436
 #endif
-#ifndef SYS_clone3
-#define SYS_clone3 435
-#endif
 #ifndef SYS_rseq
 #if defined(__x86_64__)
 #define SYS_rseq 334
@@ -98,15 +95,17 @@ static volatile int child_pidfd, helper_error;
 static const char *volatile helper_step;
 static char helper_stack[64 << 10] __attribute__((aligned(64)));
 
-static pid_t clone_child(uint64_t flags, int *pidfd) {
-    struct clone_args a;
-    memset(&a, 0, sizeof a);
-    a.flags = flags | CLONE_PIDFD | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID;
-    a.pidfd = (uint64_t)(uintptr_t)pidfd;
-    a.child_tid = (uint64_t)(uintptr_t)tid_address;
+// clone and not clone3: its flags travel in registers, where the filter sees that none of them makes a namespace. The
+// pidfd comes back where a parent's tid would.
+static pid_t clone_child(unsigned long flags, int *pidfd) {
+    flags |= CLONE_PIDFD | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID;
     if (!(flags & CLONE_PARENT))
-        a.exit_signal = SIGCHLD;
-    return syscall(SYS_clone3, &a, sizeof a);
+        flags |= SIGCHLD;
+#if defined(__aarch64__)
+    return syscall(SYS_clone, flags, 0, pidfd, 0, tid_address);
+#else
+    return syscall(SYS_clone, flags, 0, pidfd, tid_address, 0);
+#endif
 }
 
 // The helper shares our memory, so it costs no page tables; only it changes namespaces. Its child is the kernel:
@@ -118,7 +117,7 @@ static int helper(void *unused) {
         helper_error = errno;
         syscall(SYS_exit, 1);
     }
-    helper_step = "clone3";
+    helper_step = "clone";
     int fd = -1;
     pid_t p = clone_child(CLONE_PARENT, &fd);
     if (p == 0)

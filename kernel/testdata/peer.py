@@ -386,8 +386,10 @@ class Maker:
         ours, theirs = socket.socketpair()
         out, out_in = os.pipe()
         err, err_in = os.pipe()
-        message = dict(op="fork", token=token, uid=1000, gid=1000, groups=[1000], cwd="/tmp/home", nofile=4096,
-                       env={"HOME": "/tmp/home", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"})
+        message = dict(op="fork", token=token, uid=1000, gid=1000, groups=[1000], cwd="/tmp/home", nofile=4096)
+        env = more.pop("env", {"HOME": "/tmp/home", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"})
+        first = json.dumps({"env": env}).encode()
+        ours.sendall(bytes([8, 0, 0, 0]) + len(first).to_bytes(4, "big") + first)
         message.update(more)
         self.tell(message, [theirs.fileno(), out_in, err_in, sandbox.pidfd] + list(cgroups))
         theirs.close()

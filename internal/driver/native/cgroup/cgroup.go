@@ -451,9 +451,16 @@ func (g *Group) setMemory(limit int64) error {
 		return err
 	}
 	if outer != nil && !errors.Is(outer, fs.ErrNotExist) {
-		return p.write("memory.memsw.limit_in_bytes", value)
+		if err := p.write("memory.memsw.limit_in_bytes", value); err != nil {
+			return err
+		}
 	}
-	return nil
+	// Buffers of TCP are an account of their own on v1, without which a sandbox could fill the host's.
+	err := p.write("memory.kmem.tcp.limit_in_bytes", strconv.FormatInt(limit/4, 10))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 func (g *Group) setCPU(cpus float64) error {

@@ -38,7 +38,7 @@ func prepareHost(dataDir, nameserver string) (*host, error) {
 	if err := unix.Mount("tmpfs", base, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755,size=64m"); err != nil {
 		return nil, fmt.Errorf("mount base: %w", err)
 	}
-	dirs := []string{"s", "r", "dev", "cove"}
+	dirs := []string{"s", "r", "cove", "c", "e"}
 	for i := range maxLayers {
 		dirs = append(dirs, "l/"+strconv.Itoa(i))
 	}
@@ -46,9 +46,6 @@ func prepareHost(dataDir, nameserver string) (*host, error) {
 		if err := os.MkdirAll(filepath.Join(base, d), 0o755); err != nil {
 			return nil, err
 		}
-	}
-	if err := makeDev(filepath.Join(base, "dev")); err != nil {
-		return nil, fmt.Errorf("make dev: %w", err)
 	}
 	if err := makeCove(filepath.Join(base, "cove"), nameserver); err != nil {
 		return nil, fmt.Errorf("make cove: %w", err)
@@ -109,33 +106,68 @@ func unescape(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
-// makeDev makes the one /dev that all sandboxes see, read-only.
-func makeDev(at string) error {
-	if err := unix.Mount("tmpfs", at, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0755,size=64k"); err != nil {
-		return err
+// devices are all that a sandbox has.
+var devices = []struct {
+	name         string
+	major, minor uint32
+}{{"null", 1, 3}, {"zero", 1, 5}, {"full", 1, 7}, {"random", 1, 8}, {"urandom", 1, 9}, {"tty", 5, 0}}
+
+var deviceLinks = []struct{ name, target string }{
+	{"ptmx", "pts/ptmx"}, {"fd", "/proc/self/fd"}, {"stdin", "/proc/self/fd/0"}, {"stdout", "/proc/self/fd/1"}, {"stderr", "/proc/self/fd/2"},
+}
+
+// makeDev makes a read-only /dev, attached nowhere. Each sandbox has its own: through shared device files they could
+// watch each other.
+func makeDev() (*os.File, error) {
+	fsfd, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, err
 	}
-	defer unix.Umask(unix.Umask(0))
-	for name, number := range map[string]uint64{
-		"null": unix.Mkdev(1, 3), "zero": unix.Mkdev(1, 5), "full": unix.Mkdev(1, 7),
-		"random": unix.Mkdev(1, 8), "urandom": unix.Mkdev(1, 9), "tty": unix.Mkdev(5, 0),
-	} {
-		if err := unix.Mknod(filepath.Join(at, name), unix.S_IFCHR|0o666, int(number)); err != nil {
+	defer unix.Close(fsfd)
+	for name, value := range map[string]string{"mode": "0755", "size": "64k"} {
+		if err := unix.FsconfigSetString(fsfd, name, value); err != nil {
+			return nil, err
+		}
+	}
+	if err := unix.FsconfigCreate(fsfd); err != nil {
+		return nil, err
+	}
+	fd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return nil, err
+	}
+	dev := os.NewFile(uintptr(fd), "dev")
+	err = fillDev(fd)
+	if err == nil {
+		err = setAttr(dev, unix.MOUNT_ATTR_RDONLY, nil)
+	}
+	if err != nil {
+		dev.Close()
+		return nil, fmt.Errorf("make dev: %w", err)
+	}
+	return dev, nil
+}
+
+func fillDev(fd int) error {
+	for _, d := range devices {
+		if err := unix.Mknodat(fd, d.name, unix.S_IFCHR|0o666, int(unix.Mkdev(d.major, d.minor))); err != nil {
+			return err
+		}
+		if err := unix.Fchmodat(fd, d.name, 0o666, 0); err != nil { // whatever the umask is
 			return err
 		}
 	}
 	for _, dir := range []string{"shm", "pts"} {
-		if err := os.Mkdir(filepath.Join(at, dir), 0o755); err != nil {
+		if err := unix.Mkdirat(fd, dir, 0o755); err != nil {
 			return err
 		}
 	}
-	for name, target := range map[string]string{
-		"ptmx": "pts/ptmx", "fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2",
-	} {
-		if err := os.Symlink(target, filepath.Join(at, name)); err != nil {
+	for _, l := range deviceLinks {
+		if err := unix.Symlinkat(l.target, fd, l.name); err != nil {
 			return err
 		}
 	}
-	return unix.Mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NOEXEC, "")
+	return nil
 }
 
 // makeCove makes what every sandbox sees at /run/cove: the kernel's files, sudo, and what hides parts of /proc.

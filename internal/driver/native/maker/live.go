@@ -172,13 +172,20 @@ func (m *Maker) forkFrom(ctx context.Context, z *zygote, l *live, name string) (
 		}
 		files = append(files, r, w)
 	}
+	// The first frame is for this kernel alone. The zygote never sees it: its memory is every later child's.
+	if err := socket.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
+		return "", err
+	}
+	if err := agentapi.WriteJSON(socket, agentapi.FrameControl, agentapi.KernelBirth{Env: l.kernelEnv()}); err != nil {
+		return "", fault.Wrap(fault.Invalid, err, "the environment is too large")
+	}
 	token = rand.Text()
 	give := append([]*os.File{theirs, files[3], files[5], l.shell.pidfd}, l.shell.group.Joiners()...)
 	before := l.oomKills()
 	adopted := make(chan struct{}) // the agent hears of a kernel before it hears of its end
 	defer close(adopted)
 	_, pidfd, err := z.fork(ctx, zygoteRequest{
-		Op: "fork", Token: token, UID: userID, GID: userID, Groups: []int{userID}, Env: l.kernelEnv(), Cwd: l.pool.template.Workdir, NoFile: l.limits.OpenFiles,
+		Op: "fork", Token: token, UID: userID, GID: userID, Groups: []int{userID}, Cwd: l.pool.template.Workdir, NoFile: l.limits.OpenFiles,
 	}, func(e exit) {
 		go func() {
 			<-adopted

@@ -127,12 +127,10 @@ func (m *Maker) furnish(s *shell, t *template.Template, socket *os.File) error {
 			p.Volatile = 1
 		}
 	}
-	for _, name := range []string{base + "/dev", base + "/cove"} {
-		f, err := cloneTree(name)
-		if err != nil {
-			return err
-		}
-		files = append(files, f)
+	rest, err := commonTrees()
+	files = append(files, rest...)
+	if err != nil {
+		return err
 	}
 	mine, theirs, err := wire.Pair(unix.SOCK_SEQPACKET)
 	if err != nil {
@@ -149,6 +147,19 @@ func (m *Maker) furnish(s *shell, t *template.Template, socket *os.File) error {
 	}
 	s.channel, err = wire.Conn(mine)
 	return err
+}
+
+// commonTrees are what every sandbox and zygote has: /dev and /run/cove.
+func commonTrees() ([]*os.File, error) {
+	dev, err := makeDev()
+	if err != nil {
+		return nil, err
+	}
+	cove, err := cloneTree(base + "/cove")
+	if err != nil {
+		return []*os.File{dev}, err
+	}
+	return []*os.File{dev, cove}, nil
 }
 
 // planTrees clones the layers of a template, idmapped to a user namespace when there is one.

@@ -43,20 +43,19 @@ type zygote struct {
 
 // zygoteRequest and zygoteMessage are the protocol of kernel/zygote.py.
 type zygoteRequest struct {
-	Op        string            `json:"op"`
-	Token     string            `json:"token,omitempty"`
-	Preload   []string          `json:"preload,omitempty"`
-	Warmup    string            `json:"warmup,omitempty"`
-	KernelDir string            `json:"kernel_dir,omitempty"`
-	Delta     string            `json:"delta,omitempty"`
-	UserSite  string            `json:"user_site,omitempty"`
-	Home      string            `json:"home,omitempty"`
-	UID       int               `json:"uid,omitempty"`
-	GID       int               `json:"gid,omitempty"`
-	Groups    []int             `json:"groups,omitempty"`
-	Env       map[string]string `json:"env,omitempty"`
-	Cwd       string            `json:"cwd,omitempty"`
-	NoFile    int               `json:"nofile,omitempty"`
+	Op        string   `json:"op"`
+	Token     string   `json:"token,omitempty"`
+	Preload   []string `json:"preload,omitempty"`
+	Warmup    string   `json:"warmup,omitempty"`
+	KernelDir string   `json:"kernel_dir,omitempty"`
+	Delta     string   `json:"delta,omitempty"`
+	UserSite  string   `json:"user_site,omitempty"`
+	Home      string   `json:"home,omitempty"`
+	UID       int      `json:"uid,omitempty"`
+	GID       int      `json:"gid,omitempty"`
+	Groups    []int    `json:"groups,omitempty"`
+	Cwd       string   `json:"cwd,omitempty"`
+	NoFile    int      `json:"nofile,omitempty"`
 }
 
 type zygoteMessage struct {
@@ -159,12 +158,10 @@ func (m *Maker) furnishZygote(z *zygote, t *template.Template, owner int, socket
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{base + "/dev", base + "/cove"} {
-		f, err := cloneTree(name)
-		if err != nil {
-			return err
-		}
-		files = append(files, f)
+	rest, err := commonTrees()
+	files = append(files, rest...)
+	if err != nil {
+		return err
 	}
 	mine, theirs, err := wire.Pair(unix.SOCK_SEQPACKET)
 	if err != nil {

@@ -29,32 +29,29 @@ var (
 	allow  = []bpf.Instruction{bpf.RetConstant{Val: retAllow}}
 	eperm  = []bpf.Instruction{bpf.RetConstant{Val: retErrno | uint32(unix.EPERM)}}
 	enosys = []bpf.Instruction{bpf.RetConstant{Val: retErrno | uint32(unix.ENOSYS)}}
+	// pretend answers success and does nothing.
+	pretend = []bpf.Instruction{bpf.RetConstant{Val: retErrno}}
 )
 
 // Sandbox is the filter of the agent and of everything that it starts.
 func Sandbox() []bpf.RawInstruction {
-	rules := baseRules()
-	rules[unix.SYS_SETNS] = eperm
-	rules[unix.SYS_CLONE3] = enosys
-	return assemble(rules)
+	return assemble(baseRules())
 }
 
-// Zygote is the filter of a zygote: Sandbox plus setns and clone3, with which it enters the sandboxes it is handed.
-// They give it nothing else: it has no capability, and owns no namespace but those of its own sandboxes.
+// Zygote is the filter of a zygote: Sandbox plus setns, with which it enters the sandboxes it is handed. It gives it
+// nothing else: it has no capability, and owns no namespace but those of its own sandboxes.
 func Zygote() []bpf.RawInstruction {
 	rules := baseRules()
 	rules[unix.SYS_SETNS] = allow
-	rules[unix.SYS_CLONE3] = allow
 	return assemble(rules)
 }
 
-// Delta takes setns and clone3 away again; a kernel installs it on top of the filter that it inherits.
+// Delta takes setns away again; a kernel installs it on top of the filter that it inherits.
 func Delta() []bpf.RawInstruction {
 	return raw([]bpf.Instruction{
 		bpf.LoadAbsolute{Off: offNumber, Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(unix.SYS_SETNS), SkipTrue: 2},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(unix.SYS_CLONE3), SkipTrue: 2},
-		allow[0], eperm[0], enosys[0],
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(unix.SYS_SETNS), SkipTrue: 1},
+		allow[0], eperm[0],
 	})
 }
 
@@ -94,6 +91,9 @@ func baseRules() ruleSet {
 	rules[unix.SYS_PERSONALITY] = personalityRule()
 	rules[unix.SYS_IOCTL] = ioctlRule()
 	rules[unix.SYS_SETSOCKOPT] = sockoptRule()
+	rules[unix.SYS_PRLIMIT64] = limitRule(1, 2)
+	rules[unix.SYS_SETRLIMIT] = limitRule(0, 1)
+	rules[unix.SYS_SYNC] = pretend // it would flush every file system of the host
 	return rules
 }
 
@@ -114,13 +114,17 @@ func cloneRule() []bpf.Instruction {
 func socketRule() []bpf.Instruction {
 	return []bpf.Instruction{
 		bpf.LoadAbsolute{Off: argLow(0), Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_UNIX, SkipTrue: 11},    // → allow
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET, SkipTrue: 4},     // → type
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET6, SkipTrue: 3},    // → type
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_NETLINK, SkipFalse: 9}, // else → refuse
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_UNIX, SkipTrue: 15},     // → allow
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET, SkipTrue: 4},      // → type
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET6, SkipTrue: 3},     // → type
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_NETLINK, SkipFalse: 13}, // else → refuse
 		bpf.LoadAbsolute{Off: argLow(2), Size: 4},
-		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.NETLINK_ROUTE, SkipTrue: 6, SkipFalse: 7},
-		bpf.LoadAbsolute{Off: argLow(2), Size: 4}, // protocol of an internet socket; raw ones need a capability nobody has
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.NETLINK_ROUTE, SkipTrue: 10, SkipFalse: 11},
+		bpf.LoadAbsolute{Off: argLow(1), Size: 4}, // type of an internet socket: without its flags, a stream or datagrams
+		bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: 0xf},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOCK_STREAM, SkipTrue: 1},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.SOCK_DGRAM, SkipFalse: 7},
+		bpf.LoadAbsolute{Off: argLow(2), Size: 4}, // its protocol
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 4},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.IPPROTO_TCP, SkipTrue: 3},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.IPPROTO_UDP, SkipTrue: 2},
@@ -166,6 +170,21 @@ func sockoptRule() []bpf.Instruction {
 		bpf.LoadAbsolute{Off: argLow(2), Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.UDP_ENCAP, SkipTrue: 1},
 		allow[0], eperm[0],
+	}
+}
+
+// limitRule keeps the limit on core dumps as it is, at one byte, and says that it was changed: at zero the kernel would
+// still start a core dump handler where the host pipes dumps to one, as root and on memory that the sandbox arranged.
+func limitRule(resource, limit int) []bpf.Instruction {
+	return []bpf.Instruction{
+		bpf.LoadAbsolute{Off: argLow(resource), Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.RLIMIT_CORE, SkipTrue: 1},
+		allow[0],
+		bpf.LoadAbsolute{Off: argLow(limit), Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: 0, SkipTrue: 3},
+		bpf.LoadAbsolute{Off: argLow(limit) + 4, Size: 4},
+		bpf.JumpIf{Cond: bpf.JumpNotEqual, Val: 0, SkipTrue: 1},
+		allow[0], pretend[0],
 	}
 }
 

@@ -184,7 +184,7 @@ static void make_tmpfs_state(void)
 static const char *const hidden_files[] = {
 	"kcore", "keys", "key-users", "timer_list", "kallsyms", "interrupts", "softirqs", "sysrq-trigger", "kmsg", "kpagecount",
 	"kpageflags", "kpagecgroup", "vmallocinfo", "slabinfo", "iomem", "ioports", "modules", "mtrr", "pagetypeinfo",
-	"sched_debug", "latency_stats", "config.gz", "version_signature", "vmcore", "diskstats", "partitions", "swaps", 0
+	"sched_debug", "cmdline", "consoles", "zoneinfo", "buddyinfo", "crypto", "devices", "misc", "latency_stats", "config.gz", "version_signature", "vmcore", "diskstats", "partitions", "swaps", 0
 };
 static const char *const hidden_dirs[] = { "acpi", "scsi", "bus", "irq", "fs", "driver", "asound", "pressure", "dynamic_debug", 0 };
 
@@ -222,8 +222,10 @@ static void mount_rest(int dev, int cove)
 	make_dir("r/run/cove", 0755);
 	must("move dev", move(dev, "r/dev"));
 	must("mount shm", mount("tmpfs", "r/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=256m"));
-	must("mount pts", mount("devpts", "r/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620"));
-	must("move cove", move(cove, "r/run/cove"));
+	must("mount pts", mount("devpts", "r/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620,max=256"));
+	// All sandboxes share this tree. An overlay gives each its own inodes, so that none can watch or lock another's.
+	must("move cove", move(cove, "c"));
+	must("mount cove", mount("overlay", "r/run/cove", "overlay", MS_RDONLY | MS_NOSUID | MS_NODEV, "lowerdir=c:e"));
 	mount_proc();
 	// Names are asked of the maker's resolver, whatever the template or image says; some have no such file.
 	i64 named = mount("r/run/cove/resolv.conf", "r/etc/resolv.conf", 0, MS_BIND, 0);
@@ -330,7 +332,7 @@ void run(void)
 
 	must("session", sys0(NR_setsid));
 	sys1(NR_umask, 022);
-	set_limit(RLIMIT_CORE, 0);
+	set_limit(RLIMIT_CORE, 1); // not 0: that would still start a handler that dumps are piped to
 	if (plan.nofile) set_limit(RLIMIT_NOFILE, plan.nofile);
 	must("channel", sys3(NR_dup3, channel, SOCK, 0));
 	drop_bounding();
