@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
@@ -77,5 +78,18 @@ func TestMakerDeath(t *testing.T) {
 	}
 	if all, err := again.List(ctx); err != nil || len(all) != 1 || all[0].ID != "second" {
 		t.Errorf("living: %+v %v", all, err)
+	}
+}
+
+func TestMakerTakesOnlyTemplatesThatRootBuilt(t *testing.T) {
+	world.open(t)
+	forged := &template.Template{Name: "python", Digest: "forged", Trees: []template.Tree{{Target: "/", Lower: []string{"/"}}}}
+	err := world.driver.Prepare(t.Context(), tenant, forged)
+	if !fault.Is(err, fault.Denied) {
+		t.Errorf("got %v", err)
+	}
+	err = world.driver.Prepare(t.Context(), tenant, &template.Template{Name: "../../etc", Digest: "x"})
+	if !fault.Is(err, fault.Denied) {
+		t.Errorf("got %v", err)
 	}
 }

@@ -102,7 +102,7 @@ func (d *Driver) Caps() sandbox.Caps {
 
 // Prepare sends a template to the maker and waits for its zygote.
 func (d *Driver) Prepare(ctx context.Context, tenant string, t *template.Template) error {
-	_, _, err := d.call(ctx, wire.Request{Op: wire.OpPrepare, Tenant: tenant, Template: t})
+	_, _, err := d.call(ctx, wire.Request{Op: wire.OpPrepare, Tenant: tenant, Template: t.Name, ID: t.Digest})
 	if err != nil {
 		return err
 	}

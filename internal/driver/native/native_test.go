@@ -101,7 +101,7 @@ func (w *theWorld) close() {
 }
 
 func openDriver(ctx context.Context, dir string) (*native.Driver, error) {
-	d, err := native.Open(ctx, native.Config{DataDir: dir, Log: slog.Default(), Launch: native.LaunchSelf()})
+	d, err := native.Open(ctx, native.Config{DataDir: dir, Log: slog.Default(), Launch: native.LaunchSelf("--templates", templatesDir())})
 	if err != nil {
 		log, _ := os.ReadFile(filepath.Join(dir, "maker", "log"))
 		return nil, fmt.Errorf("%w\n%s", err, log)
@@ -111,15 +111,19 @@ func openDriver(ctx context.Context, dir string) (*native.Driver, error) {
 
 // openTemplates uses templates that are built once per machine: the packages take a minute.
 func openTemplates() (*template.Store, error) {
+	return template.Open(template.Options{Dir: templatesDir()})
+}
+
+func templatesDir() string {
 	cache := os.Getenv("COVE_TEST_CACHE")
 	if cache == "" {
 		dir, err := os.UserCacheDir()
 		if err != nil {
-			return nil, err
+			panic(err)
 		}
 		cache = filepath.Join(dir, "cove-test")
 	}
-	return template.Open(template.Options{Dir: filepath.Join(cache, "templates")})
+	return filepath.Join(cache, "templates")
 }
 
 func buildTemplate(t testing.TB, name string) *template.Template {

@@ -1,6 +1,7 @@
 package maker
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"net"
 	"os"
 	ossignal "os/signal"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
@@ -21,6 +23,7 @@ func Main(args []string, tag func(dataDir string) string, resolver []string) err
 	}
 	flags := flag.NewFlagSet("maker", flag.ContinueOnError)
 	dataDir := flags.String("data-dir", "", "data directory of the server")
+	templates := flags.String("templates", "", "where templates are built (default: templates in the data directory)")
 	serverUID := flags.Int("server-uid", 0, "uid of the server, which alone may speak to the maker")
 	pool := flags.Int("pool", 8, "sandboxes kept ready for each template and tenant")
 	network := flags.Bool("network", true, "give sandboxes a network")
@@ -51,7 +54,7 @@ func Main(args []string, tag func(dataDir string) string, resolver []string) err
 	defer stop()
 	ossignal.Ignore(unix.SIGHUP, unix.SIGPIPE)
 	err := Run(ctx, Config{
-		DataDir: *dataDir, Tag: tag(*dataDir), ServerUID: *serverUID, PoolSize: *pool, Network: *network, Resolver: resolver,
+		DataDir: *dataDir, Templates: cmp.Or(*templates, filepath.Join(*dataDir, "templates")), Tag: tag(*dataDir), ServerUID: *serverUID, PoolSize: *pool, Network: *network, Resolver: resolver,
 		Ready: func() { verdict("ok") }, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	if err != nil {

@@ -27,6 +27,7 @@ import (
 // Config is everything the maker is told; it reads no file of its own but the host's.
 type Config struct {
 	DataDir   string // holds maker/: socket, disks
+	Templates string // where root has built templates
 	Tag       string // at most three characters, unique on this host: names cgroups, links and tables
 	ServerUID int    // who may speak to the maker, besides root
 	PoolSize  int    // shells kept ready for each template and tenant
@@ -38,17 +39,18 @@ type Config struct {
 
 // Maker makes sandboxes.
 type Maker struct {
-	cfg    Config
-	log    *slog.Logger
-	host   *host
-	groups *cgroup.Root
-	net    *network.Network // nil: sandboxes have loopback only
-	disks  *disks
-	slots  *slots
-	oom    *oomLog
-	bootID string
-	wg     sync.WaitGroup // goroutines that end with the maker
-	closed chan struct{}  // closed when closing is set
+	cfg       Config
+	log       *slog.Logger
+	host      *host
+	groups    *cgroup.Root
+	net       *network.Network // nil: sandboxes have loopback only
+	disks     *disks
+	slots     *slots
+	oom       *oomLog
+	bootID    string
+	templates *template.Store
+	wg        sync.WaitGroup // goroutines that end with the maker
+	closed    chan struct{}  // closed when closing is set
 
 	mu        sync.Mutex
 	closing   bool
@@ -94,6 +96,10 @@ func Open(cfg Config) (*Maker, error) {
 	}
 	var undo undo
 	defer undo.run()
+	var err error
+	if m.templates, err = template.Open(template.Options{Dir: cfg.Templates, Log: m.log}); err != nil {
+		return nil, err
+	}
 
 	// Order: what needs the host's mounts first, then the pruning, then what lives in the pruned namespace.
 	mounts, err := cgroup.Mounts("/proc/self/mountinfo")
@@ -162,7 +168,11 @@ func (m *Maker) sweepGroups() error {
 }
 
 // Prepare makes a tenant's template ready: its zygote runs and its pool fills.
-func (m *Maker) Prepare(ctx context.Context, tenant string, t *template.Template) error {
+func (m *Maker) Prepare(ctx context.Context, tenant, name, digest string) error {
+	t, err := m.ownTemplate(ctx, name, digest)
+	if err != nil {
+		return err
+	}
 	if err := checkTemplate(t); err != nil {
 		return err
 	}
@@ -171,6 +181,21 @@ func (m *Maker) Prepare(ctx context.Context, tenant string, t *template.Template
 		return err
 	}
 	return p.prepare(ctx)
+}
+
+// ownTemplate reads a template where root built it. A caller only names it: whoever could say which directories of this
+// host make a sandbox could read all of them.
+func (m *Maker) ownTemplate(ctx context.Context, name, digest string) (*template.Template, error) {
+	for range 2 {
+		t, err := m.templates.Resolve(ctx, name)
+		if err == nil && t.Digest == digest {
+			return t, nil
+		}
+		if err := m.templates.Refresh(); err != nil {
+			return nil, err
+		}
+	}
+	return nil, fault.New(fault.Denied, "template %q with digest %q is not built on this host", name, digest)
 }
 
 func checkTemplate(t *template.Template) error {

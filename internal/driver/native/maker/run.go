@@ -28,11 +28,22 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
+	for _, trusted := range []string{cfg.DataDir, dir, cfg.Templates} {
+		if err := rootsOwn(trusted); err != nil {
+			return err
+		}
+	}
 	lock, err := lockFile(filepath.Join(dir, "lock"))
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
+	// Cgroups, links and tables carry the tag: two data directories whose tags are equal would clear each other away.
+	tag, err := lockFile("/run/cove-" + cfg.Tag + ".lock")
+	if err != nil {
+		return fmt.Errorf("tag %s: %w; choose another data directory", cfg.Tag, err)
+	}
+	defer tag.Close()
 	m, err := Open(cfg)
 	if err != nil {
 		return err
@@ -47,8 +58,24 @@ func Run(ctx context.Context, cfg Config) error {
 	return errors.Join(err, m.Close())
 }
 
+// rootsOwn refuses a directory that somebody else could change under us: the maker works in it as root, by name.
+func rootsOwn(dir string) error {
+	var st unix.Stat_t
+	err := unix.Stat(dir, &st)
+	if errors.Is(err, unix.ENOENT) {
+		return nil // made by us, if at all, in one that was checked
+	}
+	if err != nil {
+		return err
+	}
+	if st.Uid != 0 || st.Mode&0o022 != 0 || st.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return fmt.Errorf("%s must be a directory of root's that nobody else can write to: chown root %s && chmod go-w %s", dir, dir, dir)
+	}
+	return nil
+}
+
 func lockFile(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -69,7 +96,7 @@ func listen(path string, uid int) (*net.UnixListener, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Chown(path, uid, -1); err != nil {
+	if err := os.Lchown(path, uid, -1); err != nil {
 		l.Close()
 		return nil, err
 	}

@@ -116,7 +116,7 @@ func (m *Maker) answer(ctx context.Context, r wire.Request) (response wire.Respo
 	case wire.OpHello:
 		response.Hello = m.hello()
 	case wire.OpPrepare:
-		err = m.Prepare(ctx, r.Tenant, r.Template)
+		err = m.Prepare(ctx, r.Tenant, r.Template, r.ID)
 	case wire.OpStart:
 		if r.Start == nil {
 			err = fault.New(fault.Invalid, "start without a request")

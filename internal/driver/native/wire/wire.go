@@ -28,7 +28,7 @@ type Op string
 // The requests.
 const (
 	OpHello    Op = "hello"    // → Hello
-	OpPrepare  Op = "prepare"  // Prepare; returns when the zygote is ready and the pool has begun to fill
+	OpPrepare  Op = "prepare"  // Tenant, Template, ID (its digest); returns when the zygote is ready and the pool has begun to fill
 	OpStart    Op = "start"    // Start → one descriptor: a channel to the agent
 	OpChannel  Op = "channel"  // ID → one descriptor: another channel to the agent
 	OpKernel   Op = "kernel"   // ID, Kernel: fork one from the zygote into the sandbox
@@ -38,23 +38,23 @@ const (
 	OpList     Op = "list"     // After → Instances, a page
 	OpEnded    Op = "ended"    // a stream: every end that was not forgotten, then those to come
 	OpForget   Op = "forget"   // IDs
-	OpFloor    Op = "floor"    // Prepare's template: a plain fork of its zygote, for measuring → one descriptor
+	OpFloor    Op = "floor"    // Tenant, ID (a digest): a plain fork of that zygote, for measuring → one descriptor
 	OpStats    Op = "stats"    // → Stats
 	OpShutdown Op = "shutdown" // ends every sandbox and the maker
 )
 
 // Request is one message to the maker.
 type Request struct {
-	Op       Op                 `json:"op"`
-	ID       string             `json:"id,omitempty"`
-	IDs      []string           `json:"ids,omitempty"`
-	After    string             `json:"after,omitempty"`
-	Kernel   string             `json:"kernel,omitempty"`
-	Cause    sandbox.Cause      `json:"cause,omitempty"`
-	Tenant   string             `json:"tenant,omitempty"`
-	Template *template.Template `json:"template,omitempty"`
-	Start    *Start             `json:"start,omitempty"`
-	Change   *Change            `json:"change,omitempty"`
+	Op       Op            `json:"op"`
+	ID       string        `json:"id,omitempty"`
+	IDs      []string      `json:"ids,omitempty"`
+	After    string        `json:"after,omitempty"`
+	Kernel   string        `json:"kernel,omitempty"`
+	Cause    sandbox.Cause `json:"cause,omitempty"`
+	Tenant   string        `json:"tenant,omitempty"`
+	Template string        `json:"template,omitempty"` // a name; what it stands for the maker reads for itself
+	Start    *Start        `json:"start,omitempty"`
+	Change   *Change       `json:"change,omitempty"`
 }
 
 // Start is sandbox.StartRequest on the wire; the template travels with Prepare and is named by its digest.
