@@ -8,11 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,6 +22,7 @@ import (
 	"github.com/covehq/cove/internal/auth"
 	"github.com/covehq/cove/internal/config"
 	"github.com/covehq/cove/internal/dialect/cove"
+	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/gateway"
 	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
@@ -44,6 +47,8 @@ type Server struct {
 
 	cfg     config.Config
 	log     *slog.Logger
+	ready   func(context.Context) error // whether sandboxes can be made
+	herald  *herald                     // writes the ready file where this process may not; nil: it may
 	http    *http.Server
 	gateway *gateway.Gateway
 	cancel  context.CancelCauseFunc // of every request
@@ -74,7 +79,7 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Pr
 	if err != nil {
 		return nil, err
 	}
-	store, err := sqlstore.Open(filepath.Join(cfg.DataDir, "cove.db"))
+	store, err := sqlstore.Open(filepath.Join(stateDir(cfg.DataDir), "cove.db"))
 	if err != nil {
 		return nil, err
 	}
@@ -90,6 +95,7 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Pr
 	s.serve(listener, gateway.Config{
 		Prefixes: map[string]http.Handler{cove.Prefix + "/": cove.New(manager, keys, templates, log)},
 		Metrics:  observer.Metrics(),
+		Ready:    s.ready,
 		Log:      log,
 	})
 	return s, nil
@@ -97,10 +103,15 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Pr
 
 // lockData makes the data directory and keeps other servers out of it.
 func (s *Server) lockData() error {
-	if err := os.MkdirAll(s.cfg.DataDir, 0o700); err != nil {
+	// Everybody may look into the directory itself: the server's own files are below, in one that is its user's alone,
+	// beside those that are root's.
+	if err := os.MkdirAll(s.cfg.DataDir, 0o755); err != nil {
 		return fmt.Errorf("make data directory: %w", err)
 	}
-	unlock, err := lock(s.cfg.DataDir)
+	if err := os.MkdirAll(stateDir(s.cfg.DataDir), 0o700); err != nil {
+		return fmt.Errorf("make data directory: %w", err)
+	}
+	unlock, err := lock(stateDir(s.cfg.DataDir))
 	if err != nil {
 		return err
 	}
@@ -135,12 +146,19 @@ func (s *Server) listen() (net.Listener, error) {
 
 // localKey finds the key of the local admin, or makes it at the first start.
 func (s *Server) localKey(ctx context.Context, keys *auth.Keys) error {
-	s.KeyFile = filepath.Join(s.cfg.DataDir, "api_key")
+	s.KeyFile = keyFile(s.cfg.DataDir)
 	text, err := os.ReadFile(s.KeyFile)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read the local API key: %w", err)
+	}
 	if err == nil {
 		s.Key = auth.Secret(strings.TrimSpace(string(text)))
-		if _, err := keys.Authenticate(ctx, string(s.Key)); err == nil {
+		_, err := keys.Authenticate(ctx, string(s.Key))
+		if err == nil {
 			return nil
+		}
+		if !fault.Is(err, fault.Unauthed) {
+			return fmt.Errorf("check the local API key: %w", err)
 		}
 		s.log.Warn("the key in the data directory is not valid any more; making another", "file", s.KeyFile)
 	}
@@ -158,7 +176,8 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 	if err != nil {
 		return nil, nil, nil, fmt.Errorf("open the %s driver: %w", s.cfg.Driver, err)
 	}
-	s.undo.add("close driver", parts.driver.Close)
+	s.undo.add("close driver", parts.close)
+	s.ready = parts.ready
 	sandboxes := sandboxConfig(s.cfg, parts.most)
 	if err := sandboxes.Validate(); err != nil {
 		return nil, nil, nil, fmt.Errorf("configuration: %w", err)
@@ -167,13 +186,13 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 	if len(names) == 0 {
 		names = []string{defaultTemplate(s.cfg)}
 	}
-	for _, name := range names {
+	for _, name := range slices.Compact(append([]string{"base"}, names...)) {
 		if err := parts.templates.ensure(ctx, name, progress); err != nil {
 			return nil, nil, nil, fmt.Errorf("build template %s: %w", name, err)
 		}
 	}
 	if parts.dropPrivilege {
-		if err := dropPrivilege(); err != nil {
+		if err := s.dropPrivilege(); err != nil {
 			return nil, nil, nil, fmt.Errorf("give up privilege: %w", err)
 		}
 	}

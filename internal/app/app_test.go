@@ -123,7 +123,7 @@ func TestRunAnnouncesServesAndWithdraws(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if !strings.Contains(out.String(), address.URL) || !strings.Contains(out.String(), "cove run -c") {
+	if !strings.Contains(out.String(), address.URL) || !strings.Contains(out.String(), " run -c") {
 		t.Errorf("it said %q", out.String())
 	}
 	if _, err := app.Find(t.Context(), cfg.DataDir); !errors.Is(err, fs.ErrNotExist) {

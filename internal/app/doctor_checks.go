@@ -21,7 +21,7 @@ func checkData(cfg config.Config) []Finding {
 	case info.Mode().Perm()&0o022 != 0:
 		return []Finding{{name, LevelRefuse, fmt.Sprintf("%s is writable by others (%v)", cfg.DataDir, info.Mode().Perm()), "chmod go-w " + cfg.DataDir}}
 	}
-	unlock, err := lock(cfg.DataDir)
+	unlock, err := lock(stateDir(cfg.DataDir))
 	if errors.Is(err, ErrLocked) {
 		return []Finding{{name, "ok", cfg.DataDir + " is in use by a running server", ""}}
 	}

@@ -20,7 +20,9 @@ import (
 type parts struct {
 	driver        sandbox.Driver
 	templates     templates
-	dropPrivilege bool            // once templates are built, this process needs none
+	dropPrivilege bool         // once templates are built, this process needs none
+	close         func() error // lets go of the driver
+	ready         func(context.Context) error
 	most          template.Limits // what the host itself has; zero fields: unknown
 }
 

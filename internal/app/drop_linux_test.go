@@ -73,3 +73,29 @@ func dropAndLook() int {
 	}
 	return failed
 }
+
+func TestAServerBecomesSomebodyWhoOwnsNothingElse(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	data := t.TempDir()
+	t.Setenv("SUDO_UID", "")
+	if uid := app.ServerUID(data); uid == 0 || uid < 1<<16 {
+		t.Errorf("a server of root's is uid %d", uid)
+	}
+	t.Setenv("SUDO_UID", "1234")
+	t.Setenv("SUDO_GID", "1234")
+	if uid := app.ServerUID(data); uid != 1234 {
+		t.Errorf("a server started by sudo is uid %d", uid)
+	}
+	state := filepath.Join(data, "server")
+	if err := os.Mkdir(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chown(state, 4321, 4321); err != nil {
+		t.Fatal(err)
+	}
+	if uid := app.ServerUID(data); uid != 4321 {
+		t.Errorf("a server with files of uid 4321 became uid %d", uid)
+	}
+}

@@ -1,4 +1,7 @@
 package app
 
 // DropPrivilege is tested in a process of its own: it cannot be undone.
-var DropPrivilege = dropPrivilege
+var DropPrivilege = func() error { return dropPrivilege(nil) }
+
+// ServerUID is who the server of a data directory becomes.
+func ServerUID(dataDir string) int { return serverUser(dataDir).uid }

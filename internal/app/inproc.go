@@ -32,5 +32,5 @@ func openInproc(cfg config.Config, log *slog.Logger) (parts, error) {
 	if err != nil {
 		return parts{}, errors.Join(err, os.RemoveAll(dir))
 	}
-	return parts{driver: d, templates: newHostTemplates()}, nil
+	return parts{driver: d, templates: newHostTemplates(), close: d.Close}, nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strconv"
 
 	"github.com/covehq/cove/internal/config"
 	"github.com/covehq/cove/internal/driver/native"
@@ -12,22 +13,37 @@ import (
 	"github.com/covehq/cove/internal/driver/native/resolver"
 )
 
-// openNative finds the maker of this data directory or starts it. The maker keeps all privilege and outlives us.
+// openNative finds the maker of this data directory, or starts one: it is this same program with another command.
 func openNative(ctx context.Context, cfg config.Config, log *slog.Logger) (parts, error) {
 	t, err := openTemplates(cfg, log)
 	if err != nil {
 		return parts{}, err
 	}
-	d, err := native.Open(ctx, native.Config{DataDir: cfg.DataDir, Log: log, Launch: native.LaunchSelf()})
+	launched := false
+	launch := native.LaunchSelf("--server-uid", strconv.Itoa(serverUser(cfg.DataDir).uid))
+	d, err := native.Open(ctx, native.Config{DataDir: cfg.DataDir, Log: log, Launch: func(ctx context.Context, dataDir string) error {
+		launched = true
+		return launch(ctx, dataDir)
+	}})
 	if err != nil {
 		return parts{}, err
 	}
-	return parts{driver: d, templates: t, dropPrivilege: true, most: hostLimits(cfg.DataDir)}, nil
+	closeDriver := d.Close
+	if cfg.Ephemeral && launched {
+		closeDriver = func() error {
+			// Nobody will ask for it again, and it holds root: it ends with the one who started it.
+			if err := d.Shutdown(context.Background()); err != nil {
+				return err
+			}
+			return d.Close()
+		}
+	}
+	return parts{driver: d, templates: t, dropPrivilege: true, most: hostLimits(cfg.DataDir), close: closeDriver, ready: d.Ready}, nil
 }
 
-// Internal runs the commands that this binary has for its own parts and not for people: the native driver starts them
-// from /proc/self/exe. ok is false when args name none of them.
-func Internal(args []string, stderr io.Writer) (status int, ok bool) {
+// Internal runs the commands that this program starts itself with; people rarely type them. It reports whether the
+// arguments named one, and its exit status.
+func Internal(args []string, stdin io.Reader, stderr io.Writer) (status int, ok bool) {
 	if len(args) == 0 {
 		return 0, false
 	}
@@ -37,6 +53,8 @@ func Internal(args []string, stderr io.Writer) (status int, ok bool) {
 		err = maker.Main(args[1:], native.Tag, []string{"/proc/self/exe", "resolver"})
 	case "resolver":
 		return resolver.Main(args[1:], stderr), true
+	case heraldCommand:
+		err = heraldMain(args[1:], stdin)
 	default:
 		return 0, false
 	}

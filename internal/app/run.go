@@ -43,7 +43,11 @@ type Address struct {
 	PID    int    `json:"pid"`
 }
 
-func addressFile(dataDir string) string { return filepath.Join(dataDir, "server.json") }
+// stateDir holds what is the server's own: the database, the local key, where it listens.
+func stateDir(dataDir string) string { return filepath.Join(dataDir, "server") }
+
+func addressFile(dataDir string) string { return filepath.Join(stateDir(dataDir), "server.json") }
+func keyFile(dataDir string) string     { return filepath.Join(stateDir(dataDir), "api_key") }
 
 // announce tells the local CLI, scripts and people where the server is.
 func (s *Server) announce(out io.Writer) error {
@@ -56,6 +60,9 @@ func (s *Server) announce(out io.Writer) error {
 		return nil
 	}
 	address.APIKey = string(s.Key)
+	if s.herald != nil {
+		return s.herald.tell(address)
+	}
 	return writeJSON(s.cfg.ReadyFile, address, 0o600)
 }
 
@@ -66,7 +73,11 @@ func (s *Server) withdraw() error {
 		if name == "" {
 			continue
 		}
-		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		err := os.Remove(name)
+		if errors.Is(err, fs.ErrPermission) && name == s.cfg.ReadyFile {
+			continue // written before privilege was given up; the next start replaces it
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			all = append(all, err)
 		}
 	}
@@ -74,7 +85,13 @@ func (s *Server) withdraw() error {
 }
 
 func (s *Server) printNext(out io.Writer) {
-	key := "$(cat " + s.KeyFile + ")"
+	key, program := "$(cat "+s.KeyFile+")", "cove"
+	if info, err := os.Stat(s.KeyFile); err == nil && !readableHere(info) {
+		key = "$(sudo cat " + s.KeyFile + ")"
+	}
+	if p, err := os.Executable(); err == nil {
+		program = p
+	}
 	fmt.Fprintf(out, "\nCove is ready at %s\n\n", s.URL)
 	if s.NewKey {
 		fmt.Fprintf(out, "  admin key   %s   (shown this once; kept in %s)\n", string(s.Key), s.KeyFile)
@@ -87,7 +104,7 @@ func (s *Server) printNext(out io.Writer) {
 	}
 	fmt.Fprintf(out, "\nPaste next, in another terminal:\n\n")
 	fmt.Fprintf(out, "  export COVE_URL=%s COVE_API_KEY=%s\n", s.URL, key)
-	fmt.Fprintf(out, "  cove run -c 'print(1 + 1)'\n")
+	fmt.Fprintf(out, "  %s run -c 'print(1 + 1)'\n", program)
 	fmt.Fprintf(out, "  curl -s -X POST $COVE_URL%s/sandboxes -H \"X-API-Key: $COVE_API_KEY\" -d '{}'\n\n", client.Prefix)
 }
 
@@ -112,7 +129,7 @@ func Find(ctx context.Context, dataDir string) (Address, error) {
 
 // LocalKey is the admin key that a server keeps in its data directory.
 func LocalKey(dataDir string) (string, error) {
-	key, err := os.ReadFile(filepath.Join(dataDir, "api_key"))
+	key, err := os.ReadFile(keyFile(dataDir))
 	if err != nil {
 		return "", fmt.Errorf("read the local API key: %w", err)
 	}

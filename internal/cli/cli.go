@@ -125,7 +125,7 @@ func (a *invocation) explain(err error) {
 
 // remedies say what to do next about what the server said.
 var remedies = map[client.Kind]string{
-	client.Unauthed:    "set COVE_API_KEY; the server's own key is in api_key of its data directory",
+	client.Unauthed:    "set COVE_API_KEY; the server's own key is in server/api_key of its data directory",
 	client.Denied:      "use a key that may do this; `cove key create --admin` makes one",
 	client.Gone:        "it has ended; `cove ps --all` tells why",
 	client.Exhausted:   "end a sandbox with `cove kill`, or raise the limit in the server's configuration",

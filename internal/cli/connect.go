@@ -51,7 +51,7 @@ func (a *invocation) connectOrStart(ctx context.Context) (*client.Client, func()
 	if err != nil {
 		return nil, nil, err
 	}
-	cfg.ReadyFile = ""
+	cfg.ReadyFile, cfg.Ephemeral = "", true
 	server, err := app.Start(ctx, cfg, app.NewLogger(cfg.Log, a.Err), func(line string) { fmt.Fprintln(a.Err, line) })
 	if err != nil {
 		return nil, nil, err

@@ -14,8 +14,8 @@ func (a *invocation) serve() *cobra.Command {
 		Use:   "serve",
 		Short: "Start the server",
 		Long: "Start the server and print what to paste next.\n\n" +
-			"The first start makes an admin API key: it is printed once and kept in DATA/api_key (mode 0600) for the commands\n" +
-			"on this machine. DATA/server.json tells them where the server is. One server runs on a data directory at a time.",
+			"The first start makes an admin API key: it is printed once and kept in DATA/server/api_key (mode 0600) for the commands\n" +
+			"on this machine. DATA/server/server.json tells them where the server is. One server runs on a data directory at a time.",
 		Args: exactArgs(0, "no arguments"),
 	}
 	f := c.Flags()

@@ -23,6 +23,7 @@ type Config struct {
 	Listen    string `toml:"listen"`     // host:port; port 0 picks one
 	DataDir   string `toml:"data_dir"`   // everything the server keeps; locked while it runs
 	Driver    string `toml:"driver"`     // native; inproc has no isolation at all and is for tests
+	Ephemeral bool   `toml:"-"`          // the server is for one command: what it started ends with it
 	ReadyFile string `toml:"ready_file"` // written as JSON (url, api_key, pid) once the server can serve
 	// ShutdownGrace is how long running requests may take after SIGTERM.
 	ShutdownGrace time.Duration `toml:"shutdown_grace"`
