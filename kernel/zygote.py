@@ -415,8 +415,6 @@ def add_user_site(path):
     if path not in sys.path:
         at = next((i for i, p in enumerate(sys.path) if p.endswith(("site-packages", "dist-packages"))), len(sys.path))
         sys.path.insert(at, path)
-    import site
-
     # Without a home at its start the site module wrote "~" into these.
     site.USER_SITE, site.USER_BASE, site.ENABLE_USER_SITE = path, os.path.dirname(os.path.dirname(os.path.dirname(path))), True
 
@@ -555,17 +553,25 @@ def reseed():
         process.current_process().authkey = os.urandom(32)
 
 
-def read_environment(sock):
+def read_birth(sock):
     """The first frame on a kernel's socket: what is meant for one sandbox must not pass through the zygote, whose memory
     every later child inherits."""
     header = read_exactly(sock, 8)
     kind, length = header[0], int.from_bytes(header[4:], "big")
     if kind != FRAME_CONTROL or length > MAX_ENVIRONMENT:
         raise ValueError("no environment came first, but frame %d of %d bytes" % (kind, length))
-    environment = json.loads(read_exactly(sock, length)).get("env") or {}
-    if not all(isinstance(k, str) and isinstance(v, str) for k, v in environment.items()):
+    birth = json.loads(read_exactly(sock, length))
+    birth["env"] = birth.get("env") or {}
+    if not all(isinstance(k, str) and isinstance(v, str) for k, v in birth["env"].items()):
         raise ValueError("an environment of something else than text")
-    return environment
+    return birth
+
+
+def limit_open_files(number):
+    if number:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        number = number if hard == resource.RLIM_INFINITY else min(number, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (number, number))
 
 
 def read_exactly(sock, length):
@@ -680,6 +686,11 @@ class Zygote:
             os._exit(1)
         self.send(report)
 
+    def rehearse_once(self):
+        self.kernel.forked()
+        cells = REHEARSAL[:1] + tuple(cell for name, cell in REHEARSAL_WITH[:1] if name in sys.modules)
+        self.kernel.prepare().rehearse(cells)
+
     def rehearse(self):
         cells = REHEARSAL + tuple(cell for name, cell in REHEARSAL_WITH if name in sys.modules)
         self.kernel.prepare().rehearse(cells * ROUNDS + REHEARSAL_ONCE)
@@ -725,9 +736,13 @@ class Zygote:
         try:
             self.leave_zygote()
             sock = socket.socket(fileno=CHILD_SOCKET)
-            take_environment(read_environment(sock))
-            reseed()
             gc.enable()
+            if message.get("ahead"):
+                self.rehearse_once()  # nobody waits yet: touch the memory that a first cell will
+            reseed()
+            birth = read_birth(sock)  # a kernel forked ahead waits here
+            limit_open_files(birth.get("open_files"))
+            take_environment(birth["env"])
             self.kernel.forked()
             self.kernel.serve(sock)
         except BaseException as e:

@@ -60,7 +60,8 @@ const MaxMessage = 64 << 10
 // KernelBirth is the first frame (FrameControl) that a kernel forked from a zygote reads on its socket: what is its alone
 // and must not pass through the zygote, whose memory its siblings inherit.
 type KernelBirth struct {
-	Env map[string]string `json:"env"`
+	Env       map[string]string `json:"env"`
+	OpenFiles int               `json:"open_files,omitempty"`
 }
 
 // KernelRequest asks a kernel to run one cell.

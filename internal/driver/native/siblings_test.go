@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
@@ -135,4 +136,31 @@ func tcpBytes(t *testing.T) int64 {
 	}
 	t.Fatalf("sockstat says %s", data)
 	return 0
+}
+
+// TestIsolationAKernelThatWaitedIsClean is about kernels that were forked ahead and have rehearsed.
+func TestIsolationAKernelThatWaitedIsClean(t *testing.T) {
+	start(t).stop()
+	waitForPool(t)
+	got := start(t).value(`print([n for n in ("x", "df", "pd", "np", "f") if n in globals()], In[:1], Out)`)
+	if got != "[] [''] {}" {
+		t.Errorf("a fresh kernel has %s", got)
+	}
+}
+
+// waitForPool returns when shells with kernels wait in the pool.
+func waitForPool(t *testing.T) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		s, err := world.driver.Stats(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Pooled >= 4 && s.Dying == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the pool does not fill: %+v", s)
+		}
+	}
 }

@@ -193,11 +193,22 @@ func openHierarchy(m Mount, name string) (hierarchy, error) {
 		top.Close()
 		return hierarchy{}, err
 	}
+	weigh(m, parent)
 	h := hierarchy{controllers: m.Controllers, joiner: "tasks", top: top, dir: dir}
 	if m.Version == V2 {
 		h.controllers, h.joiner = append(slices.Clone(needed), wanted...), "cgroup.procs"
 	}
 	return h, nil
+}
+
+// weigh gives all sandboxes together the weight of eight of the host's own tasks: by default they would weigh as much as
+// one, and a busy host would starve them. A comfort: a host that does not let us is served as well.
+func weigh(m Mount, parent string) {
+	if m.Version == V2 {
+		_ = os.WriteFile(filepath.Join(parent, "cpu.weight"), []byte("800"), 0)
+	} else if slices.Contains(m.Controllers, "cpu") {
+		_ = os.WriteFile(filepath.Join(parent, "cpu.shares"), []byte("8192"), 0)
+	}
 }
 
 // enable passes the needed controllers on to the children of a v2 group.

@@ -3,7 +3,6 @@ package maker
 import (
 	"context"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -136,79 +135,6 @@ func (l *live) oomKills() int {
 		return 0
 	}
 	return l.shell.group.OOMKills()
-}
-
-// userID is the sandbox's ordinary user; templates are made with it.
-const userID = 1000
-
-func (m *Maker) fork(ctx context.Context, l *live, name string) (token string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	for attempt := 0; ; attempt++ {
-		z, err := l.pool.zygote(ctx)
-		if err != nil {
-			return "", err
-		}
-		token, err = m.forkFrom(ctx, z, l, name)
-		z.release()
-		if !errors.Is(err, errZygoteDied) || attempt == 1 {
-			return token, err
-		}
-	}
-}
-
-func (m *Maker) forkFrom(ctx context.Context, z *zygote, l *live, name string) (token string, err error) {
-	var files []*os.File
-	defer func() { wire.CloseAll(files) }()
-	socket, theirs, err := wire.Pair(unix.SOCK_STREAM)
-	if err != nil {
-		return "", err
-	}
-	files = append(files, socket, theirs)
-	for range 2 { // stdout and stderr: read end, write end
-		r, w, err := wire.Pipe()
-		if err != nil {
-			return "", err
-		}
-		files = append(files, r, w)
-	}
-	// The first frame is for this kernel alone. The zygote never sees it: its memory is every later child's.
-	if err := socket.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
-		return "", err
-	}
-	if err := agentapi.WriteJSON(socket, agentapi.FrameControl, agentapi.KernelBirth{Env: l.kernelEnv()}); err != nil {
-		return "", fault.Wrap(fault.Invalid, err, "the environment is too large")
-	}
-	token = rand.Text()
-	give := append([]*os.File{theirs, files[3], files[5], l.shell.pidfd}, l.shell.group.Joiners()...)
-	before := l.oomKills()
-	adopted := make(chan struct{}) // the agent hears of a kernel before it hears of its end
-	defer close(adopted)
-	_, pidfd, err := z.fork(ctx, zygoteRequest{
-		Op: "fork", Token: token, UID: userID, GID: userID, Groups: []int{userID}, Cwd: l.pool.template.Workdir, NoFile: l.limits.OpenFiles,
-	}, func(e exit) {
-		go func() {
-			<-adopted
-			m.kernelExit(l, token, before, e)
-		}()
-	}, give...)
-	if err != nil {
-		return "", err
-	}
-	files = append(files, pidfd)
-	return token, l.shell.tell(agentapi.Message{
-		Type: agentapi.MessageKernel, Kernel: &agentapi.Adoption{Name: name, Token: token},
-	}, socket, files[2], files[4], pidfd)
-}
-
-func (l *live) kernelEnv() map[string]string {
-	t := l.pool.template
-	env := map[string]string{
-		"HOME": "/home/" + t.User, "USER": t.User, "LOGNAME": t.User, "SHELL": "/bin/bash", "LANG": "C.UTF-8",
-		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-	}
-	maps.Copy(env, l.env)
-	return env
 }
 
 // kernelExit passes on how a kernel ended; its agent is not its parent and cannot know.

@@ -122,6 +122,12 @@ func (p *pool) fill() {
 			continue
 		}
 		s, err := p.makeOne(p.ctx, p.form)
+		if err == nil && p.warm() {
+			// Not having one ahead is no failure: the create that gets this shell forks its own.
+			if n, berr := p.m.bear(p.ctx, p, s, true); berr == nil {
+				s.kernel = n
+			}
+		}
 		p.mu.Lock()
 		if err == nil && p.ctx.Err() == nil {
 			p.shells = append(p.shells, s)

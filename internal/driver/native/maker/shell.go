@@ -32,8 +32,12 @@ type shell struct {
 	limits  template.Limits // in force
 	network policy.Network  // in force
 	linked  bool
-	done    chan struct{}   // closed when PID 1 was reaped
-	status  unix.WaitStatus // valid after done
+
+	kernelMu sync.Mutex
+	kernel   *newborn // forked ahead, or nil
+
+	done   chan struct{}   // closed when PID 1 was reaped
+	status unix.WaitStatus // valid after done
 }
 
 // form is what of a shell cannot be changed after it was made.
@@ -252,6 +256,15 @@ func (m *Maker) attend(s *shell) {
 	close(s.done)
 }
 
+// takeKernel gives away the kernel that waits, if one does.
+func (s *shell) takeKernel() *newborn {
+	s.kernelMu.Lock()
+	defer s.kernelMu.Unlock()
+	n := s.kernel
+	s.kernel = nil
+	return n
+}
+
 // kill ends the sandbox's PID 1 and with it every process in its pid namespace.
 func (s *shell) kill() {
 	_ = signal(s.pidfd, unix.SIGKILL)
@@ -267,6 +280,9 @@ func (m *Maker) retire(s *shell) {
 		defer m.wg.Done()
 		<-s.done
 		s.channel.Close()
+		if n := s.takeKernel(); n != nil {
+			n.close()
+		}
 		if s.linked {
 			if err := m.net.Detach(s.slot); err != nil {
 				m.log.Error("detach network", "slot", s.slot, "error", err)

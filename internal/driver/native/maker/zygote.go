@@ -55,6 +55,7 @@ type zygoteRequest struct {
 	GID       int      `json:"gid,omitempty"`
 	Groups    []int    `json:"groups,omitempty"`
 	Cwd       string   `json:"cwd,omitempty"`
+	Ahead     bool     `json:"ahead,omitempty"` // nobody waits for it yet
 	NoFile    int      `json:"nofile,omitempty"`
 }
 

@@ -1,0 +1,139 @@
+package maker
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"maps"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/driver/native/wire"
+	"github.com/covehq/cove/internal/fault"
+)
+
+// newborn is a kernel in its sandbox that waits on its socket to be told whose it is. It may wait in the pool, forked
+// ahead: then a create costs what a message costs.
+type newborn struct {
+	token  string
+	socket *os.File // ours
+	out    *os.File // read ends
+	errs   *os.File
+	pidfd  *os.File
+	exit   chan exit // told once
+}
+
+func (n *newborn) close() { wire.CloseAll([]*os.File{n.socket, n.out, n.errs, n.pidfd}) }
+
+// bear forks a kernel into a shell. A zygote that dies meanwhile is replaced once.
+func (m *Maker) bear(ctx context.Context, p *pool, s *shell, ahead bool) (*newborn, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	for attempt := 0; ; attempt++ {
+		z, err := p.zygote(ctx)
+		if err != nil {
+			return nil, err
+		}
+		n, err := bearFrom(ctx, z, s, zygoteRequest{Cwd: p.template.Workdir, Ahead: ahead})
+		z.release()
+		if !errors.Is(err, errZygoteDied) || attempt == 1 {
+			return n, err
+		}
+	}
+}
+
+// userID is the sandbox's ordinary user; templates are made with it.
+const userID = 1000
+
+func bearFrom(ctx context.Context, z *zygote, s *shell, r zygoteRequest) (_ *newborn, err error) {
+	n := &newborn{token: rand.Text(), exit: make(chan exit, 1)}
+	var theirs []*os.File
+	defer func() { wire.CloseAll(theirs) }()
+	var undo undo
+	defer undo.run()
+
+	socket, given, err := wire.Pair(unix.SOCK_STREAM)
+	if err != nil {
+		return nil, err
+	}
+	n.socket, theirs = socket, append(theirs, given)
+	undo.add(func() { socket.Close() })
+	for _, end := range []**os.File{&n.out, &n.errs} {
+		r, w, err := wire.Pipe()
+		if err != nil {
+			return nil, err
+		}
+		*end, theirs = r, append(theirs, w)
+		undo.add(func() { r.Close() })
+	}
+	give := append(append([]*os.File{}, theirs...), s.pidfd)
+	r.Op, r.Token, r.UID, r.GID, r.Groups = "fork", n.token, userID, userID, []int{userID}
+	_, n.pidfd, err = z.fork(ctx, r, func(e exit) { n.exit <- e }, append(give, s.group.Joiners()...)...)
+	if err != nil {
+		return nil, err
+	}
+	undo.release()
+	return n, nil
+}
+
+// settle tells a newborn who it is and hands it to the sandbox's agent under a name. Its descriptors are given away or
+// closed, whatever happens.
+func (m *Maker) settle(l *live, n *newborn, name string) error {
+	defer n.close()
+	// What is this sandbox's alone goes by the kernel's own socket: the zygote's memory is every later child's.
+	if err := n.socket.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
+		return err
+	}
+	birth := agentapi.KernelBirth{Env: l.kernelEnv(), OpenFiles: l.limits.OpenFiles}
+	if err := agentapi.WriteJSON(n.socket, agentapi.FrameControl, birth); err != nil {
+		if errors.Is(err, unix.EPIPE) {
+			return errNewbornDied
+		}
+		return fault.Wrap(fault.Invalid, err, "the environment is too large")
+	}
+	before := l.oomKills()
+	err := l.shell.tell(agentapi.Message{
+		Type: agentapi.MessageKernel, Kernel: &agentapi.Adoption{Name: name, Token: n.token},
+	}, n.socket, n.out, n.errs, n.pidfd)
+	if err != nil {
+		return err
+	}
+	go func() { // ends with the kernel, or with the sandbox
+		select {
+		case e := <-n.exit:
+			m.kernelExit(l, n.token, before, e)
+		case <-l.shell.done:
+		}
+	}()
+	return nil
+}
+
+var errNewbornDied = errors.New("the kernel that waited has died")
+
+// fork gives a sandbox a kernel of that name: the one that waits in its shell, or a new one.
+func (m *Maker) fork(ctx context.Context, l *live, name string) (token string, err error) {
+	if n := l.shell.takeKernel(); n != nil {
+		err := m.settle(l, n, name)
+		if !errors.Is(err, errNewbornDied) {
+			return n.token, err
+		}
+	}
+	n, err := m.bear(ctx, l.pool, l.shell, false)
+	if err != nil {
+		return "", err
+	}
+	return n.token, m.settle(l, n, name)
+}
+
+func (l *live) kernelEnv() map[string]string {
+	t := l.pool.template
+	env := map[string]string{
+		"HOME": "/home/" + t.User, "USER": t.User, "LOGNAME": t.User, "SHELL": "/bin/bash", "LANG": "C.UTF-8",
+		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+	}
+	maps.Copy(env, l.env)
+	return env
+}
