@@ -445,10 +445,23 @@ func (d *Driver) Floor(ctx context.Context, tenant, digest string) (io.Closer, e
 	return conn, nil
 }
 
-// Shutdown ends every sandbox and the maker.
+// Shutdown ends every sandbox and the maker, and returns when it is gone.
 func (d *Driver) Shutdown(ctx context.Context) error {
-	_, _, err := d.call(ctx, wire.Request{Op: wire.OpShutdown})
-	return err
+	c, err := d.connect(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	if err := wire.Send(c, wire.Request{Op: wire.OpShutdown}); err != nil {
+		return err
+	}
+	var r wire.Response
+	if _, err := wire.Receive(c, &r); err != nil {
+		return err
+	}
+	wire.AwaitEnd(c)
+	return nil
 }
 
 // Close lets go; the maker and its sandboxes live on.

@@ -79,6 +79,9 @@ func stopMain(args []string) error {
 		return err
 	}
 	var r wire.Response
-	_, err = wire.Receive(c, &r)
-	return err
+	if _, err := wire.Receive(c, &r); err != nil {
+		return err
+	}
+	wire.AwaitEnd(c)
+	return nil
 }

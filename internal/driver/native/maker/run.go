@@ -44,6 +44,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("tag %s: %w; choose another data directory", cfg.Tag, err)
 	}
 	defer tag.Close()
+	defer os.Remove(tag.Name())
 	m, err := Open(cfg)
 	if err != nil {
 		return err

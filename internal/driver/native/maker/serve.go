@@ -45,9 +45,14 @@ func (m *Maker) Serve(ctx context.Context, l *net.UnixListener) error {
 		}
 		conns.Go(func() {
 			unwatch := context.AfterFunc(ctx, func() { c.Close() })
-			defer unwatch()
-			defer c.Close()
-			m.converse(ctx, c, cancel)
+			if m.converse(ctx, c) {
+				// Whoever asked for the end hears of it when the process is gone and the kernel closes this.
+				unwatch()
+				cancel()
+				return
+			}
+			unwatch()
+			c.Close()
 		})
 	}
 }
@@ -70,8 +75,8 @@ func (m *Maker) admit(c *net.UnixConn) error {
 	return nil
 }
 
-// converse answers one connection's requests in order.
-func (m *Maker) converse(ctx context.Context, c *net.UnixConn, shutdown func()) {
+// converse answers one connection's requests in order, and tells whether the last was for the maker's end.
+func (m *Maker) converse(ctx context.Context, c *net.UnixConn) (end bool) {
 	for {
 		var r wire.Request
 		files, err := wire.Receive(c, &r)
@@ -80,11 +85,11 @@ func (m *Maker) converse(ctx context.Context, c *net.UnixConn, shutdown func()) 
 			if !errors.Is(err, io.EOF) && ctx.Err() == nil {
 				m.log.Warn("request", "error", err)
 			}
-			return
+			return false
 		}
 		if r.Op == wire.OpEnded {
 			m.tellEnds(ctx, c)
-			return
+			return false
 		}
 		response, give := m.answer(ctx, r)
 		err = wire.Send(c, response, give...)
@@ -94,11 +99,10 @@ func (m *Maker) converse(ctx context.Context, c *net.UnixConn, shutdown func()) 
 				// Whoever asked has left and will never name this sandbox.
 				_ = m.Stop(ctx, r.Start.ID, sandbox.CauseStartFail)
 			}
-			return
+			return r.Op == wire.OpShutdown
 		}
 		if r.Op == wire.OpShutdown {
-			shutdown()
-			return
+			return true
 		}
 	}
 }

@@ -40,7 +40,7 @@ const (
 	OpForget   Op = "forget"   // IDs
 	OpFloor    Op = "floor"    // Tenant, ID (a digest): a plain fork of that zygote, for measuring → one descriptor
 	OpStats    Op = "stats"    // → Stats
-	OpShutdown Op = "shutdown" // ends every sandbox and the maker
+	OpShutdown Op = "shutdown" // ends every sandbox and the maker; the connection closes when it is gone
 )
 
 // Request is one message to the maker.
@@ -241,6 +241,12 @@ func CloseAll(files []*os.File) {
 	for _, f := range files {
 		f.Close()
 	}
+}
+
+// AwaitEnd waits until the peer's process is gone and its end of the connection with it.
+func AwaitEnd(c *net.UnixConn) {
+	var b [1]byte
+	_, _ = c.Read(b[:])
 }
 
 // Pair makes two connected sockets of a type: the first is to be kept and does not block, the second is to be given to
