@@ -79,7 +79,7 @@ func limitOpenFiles(n int) {
 		return
 	}
 	want := min(uint64(max(n, 256)), lim.Max)
-	syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: want, Max: want})
+	_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: want, Max: want})
 }
 
 // Close ends everything the agent started and returns when it is gone.

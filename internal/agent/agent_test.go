@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -107,17 +108,22 @@ func (h *home) fork(t *testing.T, name, token string) *exec.Cmd {
 		}
 	}
 	theirs := []*os.File{os.NewFile(uintptr(pair[1]), "socket"), os.NewFile(uintptr(out[1]), "out"), os.NewFile(uintptr(errs[1]), "err")}
-	pidfd := -1
 	cmd := exec.Command(python(t), "-I", "testdata/kernel.py")
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = theirs[1], theirs[2], theirs[:1]
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range theirs {
 		f.Close()
 	}
-	fds := []int{pair[0], out[0], errs[0], pidfd}
+	// One of its own: the agent makes it non-blocking, and Wait, which uses another, must not become that too.
+	const sysPidfdOpen = 434
+	pidfd, _, errno := syscall.Syscall(sysPidfdOpen, uintptr(cmd.Process.Pid), 0, 0)
+	if errno != 0 {
+		t.Fatal(errno)
+	}
+	fds := []int{pair[0], out[0], errs[0], int(pidfd)}
 	adoption := agentapi.Adoption{Name: name, Token: token}
 	if err := agentapi.SendMessage(h.channel, agentapi.Message{Type: agentapi.MessageKernel, Kernel: &adoption}, fds...); err != nil {
 		t.Fatal(err)
@@ -132,13 +138,38 @@ func (h *home) fork(t *testing.T, name, token string) *exec.Cmd {
 
 func (h *home) cell(t *testing.T, p agentapi.RunParams) (string, agentapi.End) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 	defer cancel()
 	s, err := h.Run(ctx, p)
 	if err != nil {
 		t.Fatalf("run %q: %v", p.Code, err)
 	}
 	return collect(t, s)
+}
+
+// await fails unless a condition comes true.
+func await(t *testing.T, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !condition(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			buf := make([]byte, 1<<20)
+			t.Fatalf("waited in vain\n%s", buf[:runtime.Stack(buf, true)])
+		}
+	}
+}
+
+func (h *home) state(t *testing.T, name string) agentapi.KernelState {
+	t.Helper()
+	list, err := h.Kernels(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range list {
+		if k.Name == name {
+			return k.State
+		}
+	}
+	return ""
 }
 
 func TestAdoptedKernel(t *testing.T) {
@@ -194,19 +225,39 @@ func TestAdoptedKernel(t *testing.T) {
 			}
 		})
 	}
+	t.Run("its exit is told although its parent was slow to say", func(t *testing.T) {
+		cmd := h.fork(t, "slow", "s")
+		go func() {
+			cmd.Wait()
+			time.Sleep(400 * time.Millisecond)
+			tell(agentapi.KernelExit{Token: "s", Code: 3})
+		}()
+		_, end := h.cell(t, agentapi.RunParams{Kernel: "slow", Code: "exit 3"})
+		if !strings.Contains(end.Message, "status 3") {
+			t.Errorf("%+v", end)
+		}
+	})
 	t.Run("its death between cells is noticed", func(t *testing.T) {
 		cmd := h.fork(t, "i", "y")
 		cmd.Process.Kill()
 		cmd.Wait()
-		for deadline := time.Now().Add(5 * time.Second); ; {
-			list, err := h.Kernels(t.Context())
-			if err != nil || time.Now().After(deadline) {
-				t.Fatalf("%+v, %v", list, err)
+		await(t, func() bool { return h.state(t, "i") == agentapi.KernelDead })
+	})
+	t.Run("it is awaited while others arrive", func(t *testing.T) {
+		awaited := make(chan error, 1)
+		go func() {
+			k, err := h.KernelWait(t.Context(), agentapi.KernelParams{Kernel: "last", Token: "last"})
+			if err == nil && k.State != agentapi.KernelIdle {
+				err = fmt.Errorf("it is %s", k.State)
 			}
-			if list[len(list)-1].State == agentapi.KernelDead {
-				break
-			}
-			time.Sleep(time.Millisecond)
+			awaited <- err
+		}()
+		for _, name := range []string{"first", "second", "last"} {
+			cmd := h.fork(t, name, name)
+			t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+		}
+		if err := <-awaited; err != nil {
+			t.Error(err)
 		}
 	})
 }
@@ -243,28 +294,52 @@ func TestHostileKernel(t *testing.T) {
 	t.Run("one that floods between cells is killed", func(t *testing.T) {
 		start(t)
 		h.cell(t, agentapi.RunParams{Code: "after 2000"})
-		for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
-			list, err := h.Kernels(t.Context())
-			if err != nil || time.Now().After(deadline) {
-				t.Fatalf("%+v, %v", list, err)
-			}
-			if list[0].State == agentapi.KernelDead {
-				break
-			}
-		}
+		await(t, func() bool { return h.state(t, agentapi.DefaultKernel) == agentapi.KernelDead })
 	})
 	t.Run("output between cells is kept up to a limit", func(t *testing.T) {
 		start(t)
-		h.cell(t, agentapi.RunParams{Code: "late 1000"})
-		time.Sleep(300 * time.Millisecond)
+		late := func(n string) {
+			after, done := filepath.Join(h.dir, "after"+n), filepath.Join(h.dir, "done"+n)
+			h.cell(t, agentapi.RunParams{Code: "late " + n + " " + after + " " + done})
+			if err := os.WriteFile(after, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			await(t, func() bool { _, err := os.Stat(done); return err == nil })
+		}
+		late("1000")
 		if out, _ := h.cell(t, agentapi.RunParams{Code: "echo x"}); len(out) != 1001 {
 			t.Errorf("%d bytes", len(out))
 		}
-		h.cell(t, agentapi.RunParams{Code: "late 1000000"})
-		time.Sleep(300 * time.Millisecond)
+		late("1000000")
 		if out, _ := h.cell(t, agentapi.RunParams{Code: "echo x"}); len(out) > 65<<10 || !strings.HasSuffix(out, "x") {
 			t.Errorf("%d bytes", len(out))
 		}
+	})
+	t.Run("one that does not read and whose child holds its socket is mourned", func(t *testing.T) {
+		if err := h.KernelStop(t.Context(), agentapi.KernelParams{}); err != nil {
+			t.Fatal(err)
+		}
+		start(t)
+		marker := filepath.Join(h.dir, "second")
+		first, err := h.Run(t.Context(), agentapi.RunParams{Code: "orphan " + marker})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		second := make(chan error, 1)
+		go func() {
+			_, err := h.Run(ctx, agentapi.RunParams{Code: strings.Repeat("x", 4<<20)})
+			second <- err
+		}()
+		if err := os.WriteFile(marker, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		collect(t, first)
+		if err := <-second; !fault.Is(err, fault.Gone) {
+			t.Errorf("the cell that waited: %v", err)
+		}
+		start(t)
 	})
 	t.Run("a kernel that lives is not started twice", func(t *testing.T) {
 		if _, err := h.KernelStart(t.Context(), agentapi.KernelStartParams{}); !fault.Is(err, fault.Conflict) {
@@ -328,9 +403,7 @@ func TestFurtherChannelOnlyBringsConnections(t *testing.T) {
 	if list, err := c.Kernels(t.Context()); err != nil || len(list) != 0 {
 		t.Errorf("%+v, %v", list, err)
 	}
-	if n := fds(t); n > before {
-		t.Errorf("%d descriptors became %d", before, n)
-	}
+	await(t, func() bool { return fds(t) <= before })
 	ours.Close()
 	if _, err := h.Hello(t.Context()); err != nil {
 		t.Errorf("the agent went with a further channel: %v", err)
@@ -398,30 +471,94 @@ func TestNothingIsLeftBehind(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	settle := func() (int, int) {
-		for deadline := time.Now().Add(3 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-			if list, _ := h.Processes(ctx); len(list) == 0 {
-				break
-			}
-		}
-		time.Sleep(300 * time.Millisecond)
-		return runtime.NumGoroutine(), fds(t)
-	}
-	cycle()
-	g0, f0 := settle()
+	goroutines, descriptors := runtime.NumGoroutine(), fds(t)
 	for range 10 {
 		cycle()
 	}
-	for deadline := time.Now().Add(5 * time.Second); ; {
-		g, f := settle()
-		if g <= g0 && f <= f0 {
-			break
+	await(t, func() bool { return runtime.NumGoroutine() <= goroutines && fds(t) <= descriptors })
+}
+
+func TestOneWhoJoinedAndDoesNotReadHoldsUpNobody(t *testing.T) {
+	h := newHome(t, agentapi.Boot{ID: "a"})
+	const size = 4 << 20 // more than sockets hold
+	begin := filepath.Join(h.dir, "go")
+	p := sh(fmt.Sprintf("until [ -e %s ]; do sleep 0.01; done; head -c %d /dev/zero", begin, size))
+	p.Tag = "talker"
+	owner, err := h.Exec(t.Context(), p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	joined, err := h.Attach(t.Context(), agentapi.AttachParams{Target: agentapi.Target{Name: "talker"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(begin, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, end := collect(t, owner); len(out) != size || end.Outcome != agentapi.OutcomeOK {
+		t.Errorf("the owner heard %d bytes, %+v", len(out), end)
+	}
+	var last error
+	for _, err := range joined.Events() {
+		last = err
+	}
+	if !fault.Is(last, fault.Unavailable) {
+		t.Errorf("the one who joined heard an end: %v", last)
+	}
+}
+
+func TestAProcessIsFoundByAnyOfItsNames(t *testing.T) {
+	h := newHome(t, agentapi.Boot{ID: "a"})
+	for _, name := range []func(agentapi.Event) string{
+		func(e agentapi.Event) string { return e.ID },
+		func(e agentapi.Event) string { return strconv.Itoa(e.PID) },
+		func(agentapi.Event) string { return "nap" },
+	} {
+		p := sh("exec sleep 100")
+		p.Tag = "nap"
+		s, err := h.Exec(t.Context(), p)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if time.Now().After(deadline) {
-			buf := make([]byte, 1<<20)
-			t.Fatalf("%d goroutines became %d, %d descriptors %d\n%s", g0, g, f0, f, buf[:runtime.Stack(buf, true)])
+		for e, err := range s.Events() {
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch e.Type {
+			case agentapi.EventStarted:
+				if err := h.Signal(t.Context(), agentapi.SignalParams{Target: agentapi.Target{Name: name(e)}, Signal: "SIGTERM"}); err != nil {
+					t.Fatalf("%q: %v", name(e), err)
+				}
+			case agentapi.EventEnd:
+				if e.End.Signal != "SIGTERM" {
+					t.Errorf("%+v", e.End)
+				}
+			}
 		}
 	}
+	if err := h.Signal(t.Context(), agentapi.SignalParams{Target: agentapi.Target{Name: "nap"}, Signal: "SIGTERM"}); !fault.Is(err, fault.NotFound) {
+		t.Error(err)
+	}
+}
+
+func TestAMessageOverTheLimitIsDropped(t *testing.T) {
+	h := newHome(t, agentapi.Boot{ID: "a"})
+	before := fds(t)
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := h.channel.WriteMsgUnix(make([]byte, 2*agentapi.MaxMessage), syscall.UnixRights(int(r.Fd())), nil); err != nil {
+		t.Fatal(err)
+	}
+	r.Close()
+	w.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if _, err := h.Hello(ctx); err != nil {
+		t.Fatalf("after it: %v", err)
+	}
+	await(t, func() bool { return fds(t) <= before })
 }
 
 func TestParseSudo(t *testing.T) {

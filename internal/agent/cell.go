@@ -126,7 +126,7 @@ func (k *kernel) interruptRun(r *run) {
 // sigint reaches the kernel and, where it leads a process group, the commands that the cell waits for.
 func (k *kernel) sigint() {
 	if pidfdSignal(k.pfd, syscall.SIGINT, pidfdSignalGroup) != nil {
-		pidfdSignal(k.pfd, syscall.SIGINT, 0)
+		_ = pidfdSignal(k.pfd, syscall.SIGINT, 0) // a kernel that is gone needs no interrupt
 	}
 }
 
@@ -198,22 +198,23 @@ func (k *kernel) hear(e agentapi.Event, size int) error {
 	return nil
 }
 
-// pass sends an event after the output that came before it.
+// pass sends an event after the output that came before it. What cannot be sent is dropped, here and in output: its
+// client has left, and the goroutine that reads from it decides what that means.
 func (k *kernel) pass(r *run, e agentapi.Event) {
 	k.out.Lock()
 	defer k.out.Unlock()
 	if e.Type != agentapi.EventStarted {
 		k.drain(r)
-		r.link.event(e)
+		_ = r.link.event(e)
 		return
 	}
 	if r.started.Swap(true) {
 		return
 	}
 	e.PID = k.info.PID
-	r.link.event(e)
+	_ = r.link.event(e)
 	for _, p := range k.pending {
-		r.link.frame(p.kind, p.data)
+		_ = r.link.frame(p.kind, p.data)
 	}
 	k.pending, k.waiting = nil, 0
 	k.began.Broadcast()
@@ -237,7 +238,7 @@ func (k *kernel) drain(r *run) {
 // output sends bytes to the current run, or keeps a little for the next; out is held.
 func (k *kernel) output(r *run, kind agentapi.FrameKind, b *chunk, n int) {
 	if r != nil {
-		r.link.chunk(kind, b, n)
+		_ = r.link.chunk(kind, b, n)
 		return
 	}
 	if k.waiting+n <= maxPending {

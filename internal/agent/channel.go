@@ -63,12 +63,13 @@ func (a *Agent) message(m agentapi.Message, fds []int, first bool) {
 		if err != nil {
 			return
 		}
-		if !a.spawn(func() { a.serveChannel(ch, false) }) {
+		// However it ends, only its own connections are no longer brought.
+		if !a.spawn(func() { _ = a.serveChannel(ch, false) }) {
 			ch.Close()
 		}
 	case agentapi.MessageKernel:
 		// Whoever sent it asks by OpKernelWait what became of it.
-		a.Adopt(*m.Kernel, fds)
+		_ = a.Adopt(*m.Kernel, fds)
 	case agentapi.MessageExit:
 		a.Exited(*m.Exit)
 	case agentapi.MessageOOM:

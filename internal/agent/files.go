@@ -177,7 +177,9 @@ func (a *Agent) read(l *link, params agentapi.ReadParams) error {
 		return err
 	}
 	defer syscall.Close(fd)
-	syscall.SetNonblock(fd, false)
+	if err := syscall.SetNonblock(fd, false); err != nil {
+		return explain(err, params.Path)
+	}
 	if err := l.event(agentapi.Event{Type: agentapi.EventStarted, Entry: &e}); err != nil {
 		return nil
 	}
@@ -282,7 +284,7 @@ func rename(from, to string) error {
 		err = syscall.Renameat(toDir, temp, toDir, toName)
 	}
 	if err != nil {
-		removeTree(toDir, temp, 0)
+		_ = removeTree(toDir, temp, 0) // why the move came to nothing is what counts
 		return err
 	}
 	return removeTree(fromDir, fromName, 0)
@@ -374,18 +376,18 @@ func copyFile(fromDir int, fromName string, toDir int, toName string, st *syscal
 		}
 	}
 	for name, value := range userXattrs(from) {
-		syscall.Setxattr(fdPath(to), name, []byte(value), 0)
+		_ = syscall.Setxattr(fdPath(to), name, []byte(value), 0) // as cp does: where they cannot be kept, the content is
 	}
 	keepMeta(to, st)
 	return nil
 }
 
-// keepMeta gives a copy its source's owner, where allowed, mode and time.
+// keepMeta gives a copy its source's owner, mode and time, each where allowed.
 func keepMeta(fd int, st *syscall.Stat_t) {
-	syscall.Fchown(fd, int(st.Uid), int(st.Gid))
-	syscall.Fchmod(fd, st.Mode&0o7777)
+	_ = syscall.Fchown(fd, int(st.Uid), int(st.Gid))
+	_ = syscall.Fchmod(fd, st.Mode&0o7777)
 	now := syscall.NsecToTimeval(time.Now().UnixNano())
-	syscall.Futimes(fd, []syscall.Timeval{now, syscall.NsecToTimeval(st.Mtim.Nano())})
+	_ = syscall.Futimes(fd, []syscall.Timeval{now, syscall.NsecToTimeval(st.Mtim.Nano())})
 }
 
 func writeAll(fd int, p []byte) error {

@@ -104,16 +104,17 @@ func (in *input) waitRoom(l *link) bool {
 		return in.blockForRoom()
 	}
 	in.mu.Lock()
-	in.wake = func() { conn.SetReadDeadline(time.Unix(1, 0)) }
+	in.wake = func() { _ = conn.SetReadDeadline(time.Unix(1, 0)) } // a closed one is awake
 	in.mu.Unlock()
 	hungUp := false
-	raw.Read(func(fd uintptr) bool {
+	// It fails when woken, which is how it is told of room, or when the client is gone, which hungUp says.
+	_ = raw.Read(func(fd uintptr) bool {
 		hungUp = peerGone(int(fd))
 		return hungUp || in.hasRoom()
 	})
 	in.mu.Lock()
 	in.wake = nil
-	conn.SetReadDeadline(time.Time{})
+	_ = conn.SetReadDeadline(time.Time{})
 	in.mu.Unlock()
 	return !hungUp
 }

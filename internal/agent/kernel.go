@@ -21,8 +21,11 @@ import (
 const (
 	// interruptGrace is how long an interrupted cell may take to end before its kernel is killed.
 	interruptGrace = 2 * time.Second
-	// exitGrace is how long we wait to hear why a kernel ended before saying only that it did.
+	// exitGrace is how long we wait to hear why a kernel ended before saying only that it did, or killing one that did not.
 	exitGrace = 100 * time.Millisecond
+	// wordGrace is how much longer the word about an adopted kernel may take: it comes at once from a parent outside the
+	// sandbox, unless the host is too busy to run that.
+	wordGrace = time.Second
 	// maxPending is how much output between two cells waits for the next one.
 	maxPending = 64 << 10
 	// maxQueue is how many runs wait for one kernel.
@@ -85,10 +88,10 @@ func (a *Agent) newKernel(name string, socket, stdout, stderr, pidfd int) (*kern
 	}
 	k.began = sync.NewCond(&k.out)
 	for i, fd := range k.fds {
-		syscall.SetNonblock(fd, true)
+		_ = syscall.SetNonblock(fd, true) // it fails for what is no descriptor, and so does the first read
 		k.pipes[i] = os.NewFile(uintptr(fd), "kernel output")
 	}
-	syscall.SetNonblock(pidfd, true)
+	_ = syscall.SetNonblock(pidfd, true)
 	k.pidfd = os.NewFile(uintptr(pidfd), "kernel pidfd")
 	return k, nil
 }
@@ -258,7 +261,7 @@ func (a *Agent) execKernel(params agentapi.KernelStartParams, u user) (*kernel, 
 	}
 	k, err := a.newKernel(params.Kernel, e.ours[0], e.ours[1], e.ours[2], *c.pidfd)
 	if err != nil {
-		a.reaper.signal(pid, syscall.SIGKILL)
+		_ = a.reaper.signal(pid, syscall.SIGKILL) // one that has ended needs none
 		return nil, err
 	}
 	k.exits, k.info.PID, k.info.Cwd = exits, pid, params.Cwd
@@ -315,21 +318,22 @@ func (a *Agent) listKernels(none) ([]agentapi.Kernel, error) {
 }
 
 func (a *Agent) kernelWait(l *link, params agentapi.KernelParams) error {
-	k, err := a.awaitKernel(l, params)
+	left := l.left(a)
+	k, err := a.awaitKernel(params, left)
 	if err != nil {
 		return err
 	}
 	select {
 	case <-k.ready:
-	case <-l.left(a):
+	case <-left:
 		return nil
 	}
 	return l.answer(k.describe())
 }
 
 // awaitKernel finds a kernel. One that is named by its token may not be here yet: it comes by the channel, while its
-// asker came by another way.
-func (a *Agent) awaitKernel(l *link, params agentapi.KernelParams) (*kernel, error) {
+// asker came by another way; left is closed when the asker has gone.
+func (a *Agent) awaitKernel(params agentapi.KernelParams, left <-chan struct{}) (*kernel, error) {
 	for params.Token != "" {
 		a.mu.Lock()
 		k, arrived := a.kernels[params.Kernel], a.arrived
@@ -339,7 +343,7 @@ func (a *Agent) awaitKernel(l *link, params agentapi.KernelParams) (*kernel, err
 		}
 		select {
 		case <-arrived:
-		case <-l.left(a):
+		case <-left:
 			return nil, fault.New(fault.Gone, "there is no kernel %q", params.Kernel)
 		}
 	}
@@ -401,14 +405,18 @@ func (k *kernel) kill(why string) {
 		r.link.conn.SetWriteDeadline(time.Now().Add(interruptGrace))
 	}
 	k.killProcess()
-	k.conn.SetReadDeadline(time.Now().Add(exitGrace))
+	k.expectEnd()
 }
+
+// expectEnd bounds reading from a kernel that ends, and writing to it: its children may hold the socket and do neither.
+func (k *kernel) expectEnd() { k.conn.SetDeadline(time.Now().Add(exitGrace)) }
 
 func (k *kernel) killProcess() {
 	k.tree.kill()
 	raw, err := k.pidfd.SyscallConn()
 	if err == nil {
-		raw.Control(func(fd uintptr) { pidfdSignal(int(fd), syscall.SIGKILL, 0) })
+		// It fails for a kernel that has ended, or that was let go of because it had.
+		_ = raw.Control(func(fd uintptr) { _ = pidfdSignal(int(fd), syscall.SIGKILL, 0) })
 	}
 }
 
@@ -439,7 +447,7 @@ func (k *kernel) watchExit() {
 		return
 	}
 	if raw.Read(func(fd uintptr) bool { return readable(int(fd)) }) == nil {
-		k.conn.SetReadDeadline(time.Now().Add(exitGrace))
+		k.expectEnd()
 	}
 }
 
@@ -531,7 +539,7 @@ func (k *kernel) awaitExit(why error) (exit kernelExit, known bool) {
 		case <-time.After(exitGrace):
 		}
 		if k.ended() {
-			return exit, false
+			return k.awaitWord(why)
 		}
 		k.mu.Lock()
 		if k.killed == "" {
@@ -541,6 +549,23 @@ func (k *kernel) awaitExit(why error) (exit kernelExit, known bool) {
 		k.killProcess()
 	}
 	return exit, false
+}
+
+// awaitWord waits on for the word about an adopted kernel that is dead, unless we know why: then it would change nothing.
+func (k *kernel) awaitWord(why error) (exit kernelExit, known bool) {
+	var protocol *agentapi.ProtocolError
+	k.mu.Lock()
+	explained := !k.warm || k.killed != "" || errors.As(why, &protocol)
+	k.mu.Unlock()
+	if explained {
+		return exit, false
+	}
+	select {
+	case exit = <-k.exits:
+		return exit, true
+	case <-time.After(wordGrace):
+		return exit, false
+	}
 }
 
 // obituary is one sentence about a kernel's end.

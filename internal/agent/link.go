@@ -73,7 +73,7 @@ func (l *link) end(e agentapi.End) {
 	l.mu.Lock()
 	if !l.ended {
 		l.ended = true
-		agentapi.WriteFrame(l.conn, agentapi.FrameEnd, payload)
+		_ = agentapi.WriteFrame(l.conn, agentapi.FrameEnd, payload) // a client that left hears no end
 	}
 	l.mu.Unlock()
 	l.hangup()
@@ -94,7 +94,7 @@ func (l *link) hangup() {
 func (l *link) linger() {
 	if tcp, ok := l.conn.(*net.TCPConn); ok && l.over() {
 		tcp.SetReadDeadline(time.Now().Add(time.Second))
-		io.Copy(io.Discard, tcp)
+		_, _ = io.Copy(io.Discard, tcp) // until the peer hangs up or the second has passed
 	}
 	l.close()
 }

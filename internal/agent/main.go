@@ -53,7 +53,7 @@ func serve() error {
 }
 
 // spareThreads is how many threads the agent has beyond those that run: as many as may wait in the kernel at once.
-const spareThreads = 6
+const spareThreads = 4
 
 // makeThreads makes threads while there are some to be had. A fork bomb takes all that the sandbox may have, and the
 // runtime ends a program that needs one more and gets none; those that exist are kept and used again.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -23,6 +24,8 @@ const (
 	drainLimit = 2 * time.Second
 	// drainBytes is more than a pipe can hold by default limits: what was written before the end is read to its last byte.
 	drainBytes = 1 << 20
+	// patience is how long one who has joined may hold up the others before it is dropped.
+	patience = 2 * time.Second
 )
 
 // process is one command and those who listen to it.
@@ -144,7 +147,7 @@ func (p *process) launch(c command, params agentapi.ExecParams) error {
 	sinks := p.sinks
 	p.mu.Unlock()
 	for _, s := range sinks {
-		s.event(agentapi.Event{Type: agentapi.EventStarted, PID: pid, ID: p.info.ID})
+		_ = s.event(agentapi.Event{Type: agentapi.EventStarted, PID: pid, ID: p.info.ID}) // who left is forgotten by follow
 	}
 	for i, f := range p.outputs {
 		kind := agentapi.FrameStdout
@@ -244,7 +247,7 @@ func (p *process) pump(f *os.File, kind agentapi.FrameKind) {
 
 // drain takes what is in the pipe at this moment.
 func (p *process) drain(raw syscall.RawConn, kind agentapi.FrameKind) {
-	raw.Control(func(fd uintptr) {
+	_ = raw.Control(func(fd uintptr) { // it fails for a pipe that is closed, and then there is nothing to take
 		for total := 0; total < drainBytes; {
 			b, n, err := tryChunk(int(fd))
 			if err != nil {
@@ -284,7 +287,22 @@ func (p *process) emit(kind agentapi.FrameKind, b *chunk, n int) {
 	sinks := p.sinks
 	p.mu.Unlock()
 	for _, s := range sinks {
-		s.chunk(kind, b, n) // one that fails is on its way out: its reader says so
+		p.bound(s, sinks)
+		if s.chunk(kind, b, n) != nil && s != p.owner { // an owner that fails is on its way out: its reader says so
+			s.close() // and so does this one's, now
+		}
+	}
+}
+
+// bound limits how long a write to a listener may take. The process waits for its owner, and for whoever listens alone;
+// but one who has joined must not stop what others hear.
+func (p *process) bound(s *link, sinks []*link) {
+	switch {
+	case s == p.owner:
+	case len(sinks) == 1:
+		s.conn.SetWriteDeadline(time.Time{})
+	default:
+		s.conn.SetWriteDeadline(time.Now().Add(patience))
 	}
 }
 
@@ -335,6 +353,7 @@ func (p *process) finish() {
 	p.out.Lock() // after the started event, however short the life was
 	defer p.out.Unlock()
 	for _, s := range sinks {
+		p.bound(s, sinks)
 		s.end(end)
 	}
 }
@@ -417,15 +436,16 @@ func (p *process) follow(l *link) {
 	}
 }
 
+// control does what a client asks on its own connection. There is no answer: a process that has ended says so itself.
 func (p *process) control(c agentapi.Control) {
 	if c.Resize != nil && p.pty != nil {
-		p.resizeTo(*c.Resize)
+		_ = p.resizeTo(*c.Resize)
 	}
 	if c.Interrupt {
-		p.signal(syscall.SIGINT)
+		_ = p.signal(syscall.SIGINT)
 	}
 	if sig, err := parseSignal(c.Signal); err == nil {
-		p.signal(sig)
+		_ = p.signal(sig)
 	}
 }
 
@@ -473,6 +493,7 @@ func (a *Agent) attach(l *link, params agentapi.AttachParams) error {
 	if err != nil {
 		return err
 	}
+	p.hurry()
 	p.out.Lock()
 	p.mu.Lock()
 	joined := p.parts > 0
@@ -494,7 +515,31 @@ func (a *Agent) attach(l *link, params agentapi.AttachParams) error {
 	return nil
 }
 
+// hurry is for a newcomer: a write to one who joined before, and listened alone so far, now holds somebody up.
+func (p *process) hurry() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, s := range p.sinks {
+		if s != p.owner {
+			s.conn.SetWriteDeadline(time.Now().Add(patience))
+		}
+	}
+}
+
 func (a *Agent) find(t agentapi.Target) (*process, error) {
+	if t.Name == "" {
+		return a.findBy(t)
+	}
+	pid, _ := strconv.Atoi(t.Name) // zero, which is no process's, when it is not a number
+	for _, t := range []agentapi.Target{{ID: t.Name}, {Tag: t.Name}, {PID: pid}} {
+		if p, err := a.findBy(t); err == nil {
+			return p, nil
+		}
+	}
+	return nil, fault.New(fault.NotFound, "no process %.64q: it has ended, or it never was", t.Name)
+}
+
+func (a *Agent) findBy(t agentapi.Target) (*process, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if p, ok := a.processes[t.ID]; ok && t.ID != "" {

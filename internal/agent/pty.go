@@ -25,7 +25,7 @@ func openPTY(size agentapi.PTYSize, u user) (master *os.File, slave int, err err
 		}
 		return nil, -1, explain(err, "terminal")
 	}
-	syscall.Fchown(slave, u.uid, -1) // where this is not allowed the terminal works, only by its descriptor
+	_ = syscall.Fchown(slave, u.uid, -1) // where this is not allowed the terminal works, only by its descriptor
 	return os.NewFile(uintptr(fd), "pty"), slave, nil
 }
 

@@ -188,7 +188,8 @@ func limiter(args []string) int {
 	}
 	set := func(which int, soft, hard uint64) {
 		if soft > 0 {
-			syscall.Setrlimit(which, &syscall.Rlimit{Cur: soft, Max: hard})
+			// What is refused is more than the sandbox itself may have, and then that limit holds.
+			_ = syscall.Setrlimit(which, &syscall.Rlimit{Cur: soft, Max: hard})
 		}
 	}
 	env := os.Environ()

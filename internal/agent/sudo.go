@@ -202,7 +202,7 @@ func (s *sudoCommand) follow() {
 	}
 	s.mu.Lock()
 	if !s.over {
-		s.a.reaper.signal(s.pid, syscall.SIGHUP)
+		_ = s.a.reaper.signal(s.pid, syscall.SIGHUP)
 		s.timer = time.AfterFunc(interruptGrace, s.tree.kill)
 	}
 	s.mu.Unlock()
@@ -215,12 +215,12 @@ func (s *sudoCommand) follow() {
 	<-s.done
 }
 
-// signal passes one on. What a terminal sends goes to the command's whole group, as the terminal would have done.
+// signal passes one on, unless the command has ended. What a terminal sends goes to the command's whole group, as the terminal would have done.
 func (s *sudoCommand) signal(sig syscall.Signal) {
 	switch sig {
 	case syscall.SIGINT, syscall.SIGQUIT, syscall.SIGWINCH:
-		s.a.reaper.signalGroup(s.pid, sig)
+		_ = s.a.reaper.signalGroup(s.pid, sig)
 	default:
-		s.a.reaper.signal(s.pid, sig)
+		_ = s.a.reaper.signal(s.pid, sig)
 	}
 }

@@ -277,7 +277,7 @@ func sudo(args []string) int {
 	if sig != 0 {
 		// End as the command did, so that a shell sees the same.
 		signal.Reset(sig)
-		syscall.Kill(os.Getpid(), sig)
+		_ = syscall.Kill(os.Getpid(), sig) // should it fail, the next line says it by number
 		return 128 + int(sig)
 	}
 	return code
@@ -294,11 +294,11 @@ func askBroker(conn *net.UnixConn, req sudoRequest) (code int, sig syscall.Signa
 	signal.Notify(sigs, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGWINCH)
 	// A broker that refuses hangs up at once; its reason is read below.
 	if _, _, err := conn.WriteMsgUnix([]byte{0}, syscall.UnixRights(0, 1, 2), nil); err == nil {
-		agentapi.WriteJSON(conn, agentapi.FrameRequest, req)
+		_ = agentapi.WriteJSON(conn, agentapi.FrameRequest, req)
 	}
 	go func() { // ends with the process
 		for s := range sigs {
-			agentapi.WriteJSON(conn, agentapi.FrameControl, agentapi.Control{Signal: signalName(s.(syscall.Signal))})
+			_ = agentapi.WriteJSON(conn, agentapi.FrameControl, agentapi.Control{Signal: signalName(s.(syscall.Signal))})
 		}
 	}()
 	f, err := agentapi.NewReader(conn).Read()

@@ -124,7 +124,7 @@ func (t *tree) signal(sig syscall.Signal) {
 	found := map[int]victim{}
 	t.scan(found)
 	for _, v := range found {
-		pidfdSignal(v.fd, sig, 0)
+		_ = pidfdSignal(v.fd, sig, 0) // it fails for those that have ended, here and below
 		syscall.Close(v.fd)
 	}
 }
@@ -141,14 +141,14 @@ func (t *tree) kill() {
 				break
 			}
 			for _, v := range found {
-				pidfdSignal(v.fd, syscall.SIGSTOP, 0)
+				_ = pidfdSignal(v.fd, syscall.SIGSTOP, 0)
 			}
 		}
 		if len(found) == 0 {
 			return
 		}
 		for _, v := range found {
-			pidfdSignal(v.fd, syscall.SIGKILL, 0)
+			_ = pidfdSignal(v.fd, syscall.SIGKILL, 0)
 		}
 		awaitEnd(found)
 	}
@@ -159,7 +159,7 @@ func awaitEnd(found map[int]victim) {
 	deadline := time.Now().Add(time.Second)
 	for _, v := range found {
 		left := syscall.NsecToTimespec(int64(max(0, time.Until(deadline))))
-		poll([]pollfd{{fd: int32(v.fd), events: pollIn}}, &left)
+		_, _ = poll([]pollfd{{fd: int32(v.fd), events: pollIn}}, &left) // one that does not end is scanned for again
 		syscall.Close(v.fd)
 	}
 }

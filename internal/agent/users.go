@@ -227,7 +227,7 @@ func threadHasGroups() bool {
 
 func setFS(uid, gid int) error {
 	set := func(call uintptr, id int) bool {
-		syscall.RawSyscall(call, uintptr(id), 0, 0)
+		_, _, _ = syscall.RawSyscall(call, uintptr(id), 0, 0)    // it never says that it failed: the next line asks
 		now, _, _ := syscall.RawSyscall(call, ^uintptr(0), 0, 0) // −1 changes nothing and tells
 		return int(now) == id
 	}

@@ -50,7 +50,7 @@ func (a *Agent) watch(l *link, params agentapi.WatchParams) error {
 		return nil
 	}
 	if w.full {
-		w.notice("more than the allowed number of directories: changes in some of them are not told")
+		_ = w.notice("more than the allowed number of directories: changes in some of them are not told")
 	}
 	done := make(chan struct{})
 	if !a.spawn(func() { defer close(done); w.run() }) {
@@ -98,10 +98,10 @@ func (w *watcher) add(p string, tell bool) error {
 	for _, child := range children {
 		at := path.Join(p, child.Name())
 		if tell && !isDraft(child.Name()) {
-			w.tell("create", at, child.IsDir())
+			_ = w.tell("create", at, child.IsDir()) // a client that left ends the watch by leaving
 		}
 		if child.IsDir() {
-			w.add(at, tell) // one that may not be read, or went away, is not watched
+			_ = w.add(at, tell) // one that may not be read, or went away, is not watched
 		}
 	}
 	return nil
@@ -171,7 +171,7 @@ func (w *watcher) change(wd int, mask, cookie uint32, name string) error {
 		}
 	}
 	if isDir && w.recursive && mask&(syscall.IN_CREATE|syscall.IN_MOVED_TO) != 0 {
-		w.a.as(w.user, func() error { return w.add(at, true) })
+		_ = w.a.as(w.user, func() error { return w.add(at, true) }) // as in add: what may not be read is not watched
 	}
 	if isDir && mask&syscall.IN_MOVED_FROM != 0 {
 		w.forget(at)
@@ -226,7 +226,7 @@ func (w *watcher) forget(p string) {
 	}
 	slices.Sort(gone)
 	for _, wd := range gone {
-		syscall.InotifyRmWatch(w.fd, uint32(wd))
+		_, _ = syscall.InotifyRmWatch(w.fd, uint32(wd))
 		delete(w.dirs, wd)
 	}
 }

@@ -146,7 +146,7 @@ func (d *draft) beside(exists bool, st *syscall.Stat_t) error {
 		return nil
 	}
 	if int(st.Uid) != d.user.uid || int(st.Gid) != d.user.gid {
-		syscall.Fchown(fd, int(st.Uid), int(st.Gid))
+		_ = syscall.Fchown(fd, int(st.Uid), int(st.Gid)) // only root may give away: for others it becomes the writer's
 	}
 	return nil
 }
@@ -211,7 +211,7 @@ func (d *draft) publish() (e agentapi.Entry, err error) {
 // close lets go of everything, and of the temporary file if it was not published.
 func (d *draft) close() {
 	if d.temp != "" {
-		d.a.as(d.user, func() error { return unlinkat(d.dir, d.temp, 0) })
+		_ = d.a.as(d.user, func() error { return unlinkat(d.dir, d.temp, 0) }) // a draft is hidden, and its name says what it is
 	}
 	d.release()
 }

@@ -37,6 +37,14 @@ func serverUser(dataDir string) user {
 	return user{ownID, ownID}
 }
 
+// laterUID is who the server will be once it has dropped its privilege: whom the maker must listen to.
+func laterUID(dataDir string) int {
+	if unreachable(stateDir(dataDir)) != "" {
+		return os.Geteuid() // no other user could be the server here
+	}
+	return serverUser(dataDir).uid
+}
+
 // dropPrivilege makes a root server an ordinary user without any capability, for good. Where that user could not reach
 // the data directory, the server stays uid 0 and is left with nothing else that makes root.
 func (s *Server) dropPrivilege() error {

@@ -15,3 +15,5 @@ func serverUser(string) user { return user{os.Getuid(), os.Getgid()} }
 func (s *Server) dropPrivilege() error { return nil }
 
 func readableHere(fs.FileInfo) bool { return true }
+
+func laterUID(dataDir string) int { return serverUser(dataDir).uid }

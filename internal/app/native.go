@@ -20,7 +20,7 @@ func openNative(ctx context.Context, cfg config.Config, log *slog.Logger) (parts
 		return parts{}, err
 	}
 	launched := false
-	launch := native.LaunchSelf("--server-uid", strconv.Itoa(serverUser(cfg.DataDir).uid))
+	launch := native.LaunchSelf("--server-uid", strconv.Itoa(laterUID(cfg.DataDir)))
 	d, err := native.Open(ctx, native.Config{DataDir: cfg.DataDir, Log: log, Launch: func(ctx context.Context, dataDir string) error {
 		launched = true
 		return launch(ctx, dataDir)

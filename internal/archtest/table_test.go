@@ -105,6 +105,8 @@ var table = []line{
 	{path: "internal/app", group: wiring, guests: []string{"golang.org/x/sys"}},
 	{path: "cmd/cove", group: wiring},
 	{path: "internal/archtest", group: alone},
+	{path: "bench", group: alone, guests: []string{"golang.org/x/sys"}, // through the front door, and beside it to the driver
+		also: []string{"client", "internal/driver/native", "internal/policy", "internal/sandbox", "internal/template"}},
 	{path: "e2e", group: alone}, // its tests use the built binary and the public client
 }
 

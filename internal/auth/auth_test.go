@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -39,6 +40,14 @@ type counted struct {
 	mu      sync.Mutex
 	lookups int
 	after   func()
+	touch   error // what TouchKey fails with
+}
+
+func (c *counted) TouchKey(ctx context.Context, id string, at time.Time) error {
+	if c.touch != nil {
+		return c.touch
+	}
+	return c.KeyStore.TouchKey(ctx, id, at)
 }
 
 func (c *counted) KeyByHash(ctx context.Context, hash string) (auth.KeyRecord, error) {
@@ -167,6 +176,14 @@ func TestKeys(t *testing.T) {
 		store.after = nil
 		if _, err := keys.Authenticate(t.Context(), string(secret)); !fault.Is(err, fault.Unauthed) {
 			t.Fatalf("error is %v", err)
+		}
+	})
+	t.Run("a key is good in a database that cannot be written", func(t *testing.T) {
+		keys, store := newKeys(t)
+		secret, _ := create(t, keys, "acme", false)
+		store.touch = errors.New("database or disk is full")
+		if got, err := keys.Authenticate(t.Context(), string(secret)); got.Tenant != "acme" || err != nil {
+			t.Fatalf("got %+v, %v", got, err)
 		}
 	})
 	t.Run("another tenant's key cannot be revoked", func(t *testing.T) {

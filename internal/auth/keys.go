@@ -86,9 +86,8 @@ func (k *Keys) lookup(ctx context.Context, hash string) (KeyRecord, error) {
 	if subtle.ConstantTimeCompare([]byte(record.Hash), []byte(hash)) != 1 || !record.RevokedAt.IsZero() {
 		return KeyRecord{}, errWrongKey
 	}
-	if err := k.store.TouchKey(ctx, record.ID, now()); err != nil {
-		return KeyRecord{}, fmt.Errorf("touch key %s: %w", record.ID, err)
-	}
+	// LastUsed only advises: a database that is full or read-only still knows who may come in, and who may not.
+	_ = k.store.TouchKey(ctx, record.ID, now())
 	k.remember(record, seen)
 	return record, nil
 }

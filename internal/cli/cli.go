@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,9 +70,15 @@ func Main(ctx context.Context, args []string, s Streams, extra ...*cobra.Command
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
 		return exitInterrupted
 	}
+	if said, meant, _ := strings.Cut(err.Error(), "\n\nDid you mean this?\n"); strings.HasPrefix(said, "unknown command") { // by cobra
+		if names := strings.Fields(meant); len(names) > 0 {
+			said += ", perhaps " + strings.Join(names, " or ") + " was meant"
+		}
+		err = usageError{errors.New(said + "; see `cove --help`")}
+	}
 	a.explain(err)
 	var usage usageError
-	if errors.As(err, &usage) || strings.HasPrefix(err.Error(), "unknown command") {
+	if errors.As(err, &usage) {
 		return exitUsage
 	}
 	return exitFailure
@@ -82,8 +89,12 @@ type usageError struct{ error }
 
 func (a *invocation) root() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "cove",
-		Short:         "Isolated sandboxes for AI agents, in milliseconds",
+		Use:   "cove",
+		Short: "Isolated sandboxes for AI agents, in milliseconds",
+		Long: "Isolated sandboxes for AI agents, in milliseconds.\n\n" +
+			"`cove serve` starts a server; the other commands find the one that runs on this machine, or the one of COVE_URL with\n" +
+			"the key in COVE_API_KEY. `cove run` does without: it starts a server for as long as the code runs.",
+		Example:       "  cove run -c 'print(1 + 1)'\n  cove ps\n  cove exec -it ID bash",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
@@ -95,8 +106,20 @@ func (a *invocation) root() *cobra.Command {
 	f.BoolVar(&a.json, "json", false, "print JSON instead of tables")
 	f.StringVar(&a.config, "config", "", "configuration `file` (COVE_CONFIG)")
 	f.StringVar(&a.dataDir, "data-dir", "", "data `directory` (COVE_DATA_DIR; default "+config.DefaultDataDir()+")")
-	root.AddCommand(a.serve(), a.run(), a.exec(), a.ps(), a.kill(), a.cp(), a.key(), a.doctor(), a.version())
+	group(root, "Use sandboxes:", a.run(), a.exec(), a.cp(), a.ps(), a.kill())
+	group(root, "Run a server:", a.serve(), a.doctor(), a.key(), a.version())
+	root.SetHelpCommandGroupID("Run a server:")
 	return root
+}
+
+// group adds commands under a title of their own, in this order: first what is needed first.
+func group(root *cobra.Command, title string, commands ...*cobra.Command) {
+	cobra.EnableCommandSorting = false
+	root.AddGroup(&cobra.Group{ID: title, Title: title})
+	for _, c := range commands {
+		c.GroupID = title
+		root.AddCommand(c)
+	}
 }
 
 // load reads the configuration; flags are settings by their dotted name.
@@ -117,17 +140,34 @@ func (a *invocation) load(flags map[string]string) (config.Config, error) {
 
 // explain says what went wrong and what to do next.
 func (a *invocation) explain(err error) {
+	var away *url.Error
+	next := remedies[client.KindOf(err)]
+	switch {
+	case errors.As(err, &away):
+		err, next = unreached(away), "start it with `cove serve`, or set COVE_URL to where it is"
+	case client.KindOf(err) == client.NotFound && strings.Contains(err.Error(), "no sandbox"): // files and commands are not found too
+		next = "`cove ps` lists yours"
+	}
 	fmt.Fprintln(a.Err, "cove:", err)
-	if next := remedies[client.KindOf(err)]; next != "" {
+	if next != "" {
 		fmt.Fprintln(a.Err, "  →", next)
 	}
+}
+
+// unreached says where no server answered, without the request that nobody heard.
+func unreached(err *url.Error) error {
+	where := err.URL
+	if u, parse := url.Parse(err.URL); parse == nil {
+		where = u.Scheme + "://" + u.Host
+	}
+	return fmt.Errorf("no answer from the server at %s: %w", where, err.Err)
 }
 
 // remedies say what to do next about what the server said.
 var remedies = map[client.Kind]string{
 	client.Unauthed:    "set COVE_API_KEY; the server's own key is in server/api_key of its data directory",
 	client.Denied:      "use a key that may do this; `cove key create --admin` makes one",
-	client.Gone:        "it has ended; `cove ps --all` tells why",
+	client.Gone:        "`cove ps --all` lists what has ended, and why",
 	client.Exhausted:   "end a sandbox with `cove kill`, or raise the limit in the server's configuration",
 	client.Unavailable: "try again in a moment",
 	client.Internal:    "the server's log has the details",

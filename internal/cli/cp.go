@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -112,6 +113,10 @@ func (a *invocation) download(ctx context.Context, sb *client.Sandbox, from, to 
 // save writes a file that appears whole or not at all.
 func save(name string, content io.Reader, mode os.FileMode) error {
 	f, err := os.CreateTemp(filepath.Dir(name), ".cove-cp-*")
+	var refused *fs.PathError
+	if errors.As(err, &refused) { // of a name that nobody gave
+		return fmt.Errorf("write to %s: %w", filepath.Dir(name), refused.Err)
+	}
 	if err != nil {
 		return err
 	}

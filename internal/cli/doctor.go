@@ -5,6 +5,7 @@ import (
 	"io"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -81,7 +82,9 @@ func (a *invocation) version() *cobra.Command {
 			if v.Version == "" {
 				v.Version = "(devel)"
 			}
-			return a.print(v, func(w io.Writer) { fmt.Fprintf(w, "cove %s %s %s %s\n", v.Version, v.Revision, v.Go, v.Platform) })
+			return a.print(v, func(w io.Writer) {
+				fmt.Fprintln(w, strings.Join(strings.Fields("cove "+v.Version+" "+v.Revision+" "+v.Go+" "+v.Platform), " "))
+			})
 		},
 	}
 }

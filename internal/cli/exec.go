@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,8 +27,10 @@ type execFlags struct {
 func (a *invocation) exec() *cobra.Command {
 	var f execFlags
 	c := &cobra.Command{
-		Use:   "exec ID [--] COMMAND [ARG...]",
-		Short: "Run a command in a sandbox",
+		Use: "exec [FLAGS] ID [--] COMMAND [ARG...]",
+
+		DisableFlagsInUseLine: true, // they come first: after the id everything is the command's
+		Short:                 "Run a command in a sandbox",
 		Long: "Run a command in a living sandbox; its output is shown as it comes and its exit code is ours, 124 after a timeout.\n" +
 			"With -i standard input is passed on, with -t the command gets a terminal.",
 		Example: "  cove exec sb1 -- ls -l /\n  cove exec -it sb1 bash",
@@ -43,6 +46,9 @@ func (a *invocation) exec() *cobra.Command {
 			}
 			if len(command) == 0 {
 				return usageError{errors.New("want a command after --")}
+			}
+			if strings.HasPrefix(args[1], "-") && args[1] != "--" {
+				return usageError{fmt.Errorf("%s comes before the sandbox: cove exec %[1]s %s …", args[1], args[0])}
 			}
 			req := client.ExecRequest{Argv: command, Env: env, Cwd: f.cwd, User: f.user, TimeoutSeconds: f.timeout.Seconds()}
 			cl, err := a.connect(c.Context())

@@ -85,7 +85,7 @@ func keyTable(w io.Writer, keys []client.Key, now time.Time) {
 func (a *invocation) keyRevoke() *cobra.Command {
 	var tenant string
 	c := &cobra.Command{
-		Use: "revoke ID", Short: "Revoke an API key", Args: exactArgs(1, "the id of a key; see `cove key list`"),
+		Use: "revoke ID", Short: "Revoke an API key", Args: exactArgs(1, "the id of a key, from `cove key list`"),
 		RunE: func(c *cobra.Command, args []string) error {
 			cl, err := a.connect(c.Context())
 			if err != nil {

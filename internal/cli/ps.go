@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,7 @@ func (a *invocation) ps() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "ps",
 		Short: "List sandboxes",
+		Long:  "List your living sandboxes, newest first: what they started from, and when they will end. With --all also those that\nhave ended, and why.",
 		Args:  exactArgs(0, "no arguments"),
 		RunE: func(c *cobra.Command, _ []string) error {
 			cl, err := a.connect(c.Context())
@@ -35,6 +37,10 @@ func (a *invocation) ps() *cobra.Command {
 				}
 				list = append(list, sb)
 			}
+			if len(list) == 0 && !a.json {
+				fmt.Fprintln(a.Err, none[all])
+				return nil
+			}
 			return a.print(list, func(w io.Writer) { psTable(w, list, time.Now()) })
 		},
 	}
@@ -42,8 +48,11 @@ func (a *invocation) ps() *cobra.Command {
 	return c
 }
 
+// none is what ps says when it has nothing to list, by whether it looked at all of them.
+var none = map[bool]string{false: "no sandbox is living; `cove ps --all` lists those that have ended", true: "no sandboxes"}
+
 func psTable(w io.Writer, list []client.SandboxInfo, now time.Time) {
-	fmt.Fprintln(w, "ID\tTEMPLATE\tSTATE\tAGE\tENDS\tKEY")
+	fmt.Fprintln(w, "ID\tTEMPLATE\tSTATE\tAGE\tKEY\tENDS")
 	for _, sb := range list {
 		ends := "never"
 		switch {
@@ -55,7 +64,7 @@ func psTable(w io.Writer, list []client.SandboxInfo, now time.Time) {
 		case !sb.Deadline.IsZero():
 			ends = "in " + short(sb.Deadline.Sub(now))
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", sb.ID, sb.Template, sb.State, short(now.Sub(sb.CreatedAt)), ends, sb.Key)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", sb.ID, sb.Template, sb.State, short(now.Sub(sb.CreatedAt)), cmp.Or(sb.Key, "-"), ends)
 	}
 }
 
@@ -76,9 +85,11 @@ func short(d time.Duration) string {
 func (a *invocation) kill() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
-		Use:   "kill ID...",
-		Short: "End sandboxes",
-		Args:  cobra.ArbitraryArgs,
+		Use:     "kill ID... | --all",
+		Short:   "End sandboxes",
+		Long:    "End sandboxes with everything that runs in them, and print the ids of those that ended. Their files are gone.",
+		Example: "  cove kill sb1 sb2\n  cove kill --all",
+		Args:    cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, ids []string) error {
 			if all == (len(ids) > 0) {
 				return usageError{errors.New("want the sandboxes to end, or --all; see `cove ps`")}
@@ -112,6 +123,6 @@ func (a *invocation) kill() *cobra.Command {
 			}))
 		},
 	}
-	c.Flags().BoolVar(&all, "all", false, "all of yours")
+	c.Flags().BoolVar(&all, "all", false, "end all of yours")
 	return c
 }

@@ -55,8 +55,8 @@ func (a *invocation) run() *cobra.Command {
 	fs.StringVarP(&f.code, "code", "c", "", "the `code` itself")
 	fs.StringVar(&f.template, "template", "", "`name` of what the sandbox starts from")
 	fs.DurationVar(&f.timeout, "timeout", 0, "interrupt the code after this long, such as 30s")
-	fs.StringVar(&f.memory, "memory", "", "memory of the sandbox, such as 512M")
-	fs.Float64Var(&f.cpus, "cpus", 0, "CPUs of the sandbox, such as 0.5")
+	fs.StringVar(&f.memory, "memory", "", "memory of the sandbox: a `size` such as 512M")
+	fs.Float64Var(&f.cpus, "cpus", 0, "CPUs of the sandbox: a `number` such as 0.5")
 	fs.StringVar(&f.net, "net", "", "internet, none, or a `list` of IPv4 prefixes: 203.0.113.0/24,198.51.100.7")
 	fs.StringArrayVarP(&f.env, "env", "e", nil, "`NAME=VALUE` for the sandbox's environment; may be repeated")
 	return c
@@ -268,7 +268,8 @@ func (a *invocation) finish(end *client.End) error {
 	switch end.Outcome {
 	case client.OutcomeOK, client.OutcomeError:
 	default:
-		message := end.Message
+		// The kernel's variables, and whether they are lost, mean nothing to a command that brought its own sandbox.
+		message, _, _ := strings.Cut(end.Message, "; variables ")
 		if message == "" {
 			message = "the run ended: " + end.Outcome
 		}

@@ -21,9 +21,9 @@ func (a *invocation) serve() *cobra.Command {
 	f := c.Flags()
 	f.String("listen", "", "`address` HOST:PORT; port 0 picks one (COVE_LISTEN)")
 	f.String("ready-file", "", "write this `file` as JSON (url, api_key, pid) once the server can serve")
-	f.String("driver", "", "native; inproc isolates nothing and is for tests (COVE_DRIVER)")
-	f.String("log-level", "", "debug, info, warn or error")
-	f.String("log-format", "", "text or json")
+	f.String("driver", "", "`name`: native; inproc isolates nothing and is for tests (COVE_DRIVER)")
+	f.String("log-level", "", "`level`: debug, info, warn or error")
+	f.String("log-format", "", "`format`: text or json")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		cfg, err := a.load(changed(c, map[string]string{
 			"listen": "listen", "ready-file": "ready_file", "driver": "driver", "log-level": "log.level", "log-format": "log.format",

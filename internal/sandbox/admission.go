@@ -3,41 +3,118 @@ package sandbox
 import (
 	"context"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/covehq/cove/internal/fault"
 )
 
-// slots bound how many sandboxes start at once and how many creates wait for that.
+// slots bound how many sandboxes start at once and how many creates wait for that. Tenants take turns, so one that asks
+// for a thousand delays another's first by one start and not by a thousand.
 type slots struct {
-	free   chan struct{}
-	queued chan struct{}
+	most, mostQueued int
+
+	mu      sync.Mutex
+	taken   int
+	queued  int
+	waiting map[string][]*waiter // by tenant, first come first; no empty list
+	turns   []string             // the tenants of waiting, whose turn is next first
 }
+
+// waiter is a create in the queue. Its turn, or the fault that there will be none, is sent under mu and once.
+type waiter struct{ turn chan error }
 
 func newSlots(starting, queued int) *slots {
-	return &slots{free: make(chan struct{}, starting), queued: make(chan struct{}, queued)}
+	return &slots{most: starting, mostQueued: queued, waiting: map[string][]*waiter{}}
 }
 
-func (s *slots) take(ctx context.Context) (free func(), err error) {
-	free = func() { <-s.free }
-	select {
-	case s.free <- struct{}{}:
-		return free, nil
-	default:
+func (s *slots) take(ctx context.Context, tenant string) (free func(), err error) {
+	w, err := s.enter(tenant)
+	if w == nil {
+		return s.free, err
 	}
 	select {
-	case s.queued <- struct{}{}:
-		defer func() { <-s.queued }()
-	default:
-		return nil, fault.New(fault.Unavailable, "too many sandboxes are waiting to start; try again")
-	}
-	select {
-	case s.free <- struct{}{}:
-		return free, nil
+	case err := <-w.turn:
+		return s.free, err
 	case <-ctx.Done():
-		return nil, waitError(ctx, "other sandboxes to start")
 	}
+	s.mu.Lock()
+	left := s.remove(tenant, w)
+	s.mu.Unlock()
+	if !left && <-w.turn == nil { // its turn came as it left
+		s.free()
+	}
+	return nil, waitError(ctx, "other sandboxes to start")
+}
+
+var errQueueFull = fault.New(fault.Unavailable, "too many sandboxes are waiting to start; try again")
+
+// enter takes a slot at once, or a place in the queue. A full queue has a place for whoever has fewer in it than another
+// tenant, whose last one is turned away for it.
+func (s *slots) enter(tenant string) (*waiter, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.taken < s.most {
+		s.taken++
+		return nil, nil
+	}
+	if s.queued >= s.mostQueued {
+		greedy := s.longest()
+		if len(s.waiting[greedy]) <= len(s.waiting[tenant])+1 {
+			return nil, errQueueFull
+		}
+		last := s.waiting[greedy][len(s.waiting[greedy])-1]
+		s.remove(greedy, last)
+		last.turn <- errQueueFull
+	}
+	w := &waiter{turn: make(chan error, 1)}
+	if s.waiting[tenant] == nil {
+		s.turns = append(s.turns, tenant)
+	}
+	s.waiting[tenant] = append(s.waiting[tenant], w)
+	s.queued++
+	return w, nil
+}
+
+// longest is the tenant with the most in the queue; mu is held.
+func (s *slots) longest() (tenant string) {
+	for _, t := range s.turns {
+		if len(s.waiting[t]) > len(s.waiting[tenant]) {
+			tenant = t
+		}
+	}
+	return tenant
+}
+
+// remove takes one out of the queue and reports whether it was there; mu is held.
+func (s *slots) remove(tenant string, w *waiter) bool {
+	at := slices.Index(s.waiting[tenant], w)
+	if at < 0 {
+		return false
+	}
+	s.queued--
+	s.waiting[tenant] = slices.Delete(s.waiting[tenant], at, at+1)
+	if len(s.waiting[tenant]) == 0 {
+		delete(s.waiting, tenant)
+		s.turns = slices.DeleteFunc(s.turns, func(t string) bool { return t == tenant })
+	}
+	return true
+}
+
+// free gives a slot to the first of the tenant whose turn it is, who then comes last.
+func (s *slots) free() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.turns) == 0 {
+		s.taken--
+		return
+	}
+	tenant := s.turns[0]
+	s.turns = append(s.turns[1:], tenant)
+	next := s.waiting[tenant][0]
+	s.remove(tenant, next)
+	next.turn <- nil
 }
 
 // rates is a bucket of create tokens per tenant: a second's worth at once, at least one.

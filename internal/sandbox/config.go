@@ -18,13 +18,15 @@ type Config struct {
 	MaxLifetime        time.Duration // zero: none, and a sandbox may live without a deadline
 	DefaultIdleTimeout time.Duration // zero: none
 	DefaultLimits      template.Limits
-	MaxLimits          template.Limits // zero fields: no maximum
+	MaxLimits          template.Limits // zero fields: no maximum, but of 4096 pids and 65536 open files, which are the host's
 	DefaultNetwork     policy.Network  // mode internet
 
 	MaxPerTenant int     // living sandboxes; zero: no limit
 	CreateRate   float64 // sandboxes per second and tenant, with a second's worth at once; zero: no limit
 	MaxStarting  int     // sandboxes that start at the same time; the others queue; 64
 	MaxQueued    int     // creates that wait for their turn; the others are turned away; 1024
+
+	StartTimeout time.Duration // how long a driver may take to start one sandbox, which has waited for its turn before; 60 s
 
 	Retention time.Duration // how long an ended sandbox stays readable; 24 h
 
@@ -42,8 +44,8 @@ func (c Config) Validate() error {
 	switch {
 	case c.DefaultLifetime < 0 && c.MaxLifetime > 0:
 		return fault.New(fault.Invalid, "no default lifetime, but a maximum of %v: give a default", c.MaxLifetime)
-	case c.MaxLifetime < 0, c.DefaultIdleTimeout < 0, c.Retention < 0, c.EndedGrace < 0:
-		return fault.New(fault.Invalid, "maximum lifetime, default idle timeout and retention cannot be negative")
+	case c.MaxLifetime < 0, c.DefaultIdleTimeout < 0, c.Retention < 0, c.EndedGrace < 0, c.StartTimeout < 0:
+		return fault.New(fault.Invalid, "maximum lifetime, default idle timeout, start timeout and retention cannot be negative")
 	case c.MaxLifetime > 0 && c.DefaultLifetime > c.MaxLifetime:
 		return fault.New(fault.Invalid, "the default lifetime %v is over the maximum %v", c.DefaultLifetime, c.MaxLifetime)
 	case c.MaxPerTenant < 0, c.CreateRate < 0, c.MaxStarting < 0, c.MaxQueued < 0:
@@ -64,9 +66,12 @@ func (c Config) withDefaults() Config {
 	c.DefaultLimits = orLimits(c.DefaultLimits, template.Limits{
 		CPUs: 1, MemoryBytes: 512 << 20, Pids: 256, DiskBytes: 2 << 30, OpenFiles: 1024,
 	})
+	// Process and file tables are shared by all of the host, so nobody gets an endless part of them by saying nothing.
+	c.MaxLimits = orLimits(c.MaxLimits, template.Limits{Pids: 4096, OpenFiles: 65536})
 	c.DefaultNetwork.Mode = cmp.Or(c.DefaultNetwork.Mode, policy.Internet)
 	c.MaxStarting = cmp.Or(c.MaxStarting, 64)
 	c.MaxQueued = cmp.Or(c.MaxQueued, 1024)
+	c.StartTimeout = cmp.Or(c.StartTimeout, 60*time.Second)
 	c.Retention = cmp.Or(c.Retention, 24*time.Hour)
 	c.EndedGrace = cmp.Or(c.EndedGrace, 500*time.Millisecond)
 	if c.BootID == "" {

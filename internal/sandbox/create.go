@@ -3,6 +3,7 @@ package sandbox
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"time"
@@ -190,7 +191,7 @@ func (m *Manager) start(ctx context.Context, e *entry, pl plan) error {
 	e.mu.Lock()
 	e.cancel = cancel
 	e.mu.Unlock()
-	free, err := m.slots.take(startCtx)
+	free, err := m.slots.take(startCtx, e.tenant)
 	if err != nil {
 		return m.unmake(ctx, e, err)
 	}
@@ -216,8 +217,8 @@ func (m *Manager) insert(ctx context.Context, e *entry) error {
 }
 
 func (m *Manager) launch(ctx context.Context, e *entry, req StartRequest) error {
-	if err := m.driver.Start(ctx, req); err != nil {
-		return fmt.Errorf("start sandbox %s: %w", e.id, err)
+	if err := m.startWithin(ctx, m.cfg.StartTimeout, req); err != nil {
+		return err
 	}
 	if ctx.Err() != nil {
 		return waitError(ctx, "sandbox "+e.id+" to start")
@@ -230,6 +231,21 @@ func (m *Manager) launch(ctx context.Context, e *entry, req StartRequest) error 
 			return goneError(e.snapshot())
 		}
 		return fmt.Errorf("record start of sandbox %s: %w", e.id, err)
+	}
+	return nil
+}
+
+// startWithin bounds the driver: a start that hangs would hold its slot, and in the end all of them.
+func (m *Manager) startWithin(ctx context.Context, limit time.Duration, req StartRequest) error {
+	late := fault.New(fault.Unavailable, "sandbox %s did not start within %v; the host may be overloaded, try again", req.ID, limit)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, late)
+	defer cancel()
+	err := m.driver.Start(ctx, req)
+	if err != nil && errors.Is(context.Cause(ctx), late) {
+		return fault.Wrap(fault.Unavailable, err, "%s", fault.Message(late))
+	}
+	if err != nil {
+		return fmt.Errorf("start sandbox %s: %w", req.ID, err)
 	}
 	return nil
 }

@@ -180,6 +180,15 @@ func TestDefaultsYieldToMaximum(t *testing.T) {
 				t.Fatalf("limits are %+v", got)
 			}
 		},
+		"pids and open files have a maximum where none is given": func(t *testing.T, w *world) {
+			_, _, err := w.Create(t.Context(), acme, sandbox.Spec{Limits: template.Limits{OpenFiles: 65537}})
+			if wantKind(t, err, fault.Invalid); !strings.Contains(fault.Message(err), "more than the 65536") {
+				t.Fatalf("the sentence is %q", fault.Message(err))
+			}
+			if err := (sandbox.Config{DefaultLimits: template.Limits{Pids: 4097}}).Validate(); !fault.Is(err, fault.Invalid) {
+				t.Fatalf("error is %v", err)
+			}
+		},
 		"a network that the driver cannot keep is refused": func(t *testing.T, w *world) {
 			w.driver.caps.Network = false
 			deny := []netip.Prefix{netip.MustParsePrefix("1.1.1.1/32")}
@@ -397,6 +406,58 @@ func TestLimitsPerTenant(t *testing.T) {
 				t.Fatalf("%d sandboxes are listed, want 2", n)
 			}
 		},
+		"whoever leaves the queue leaves its place to another": func(t *testing.T, w *world) {
+			w.driver.onStart = slow
+			var wg sync.WaitGroup
+			create := func(ctx context.Context, want fault.Kind) {
+				wg.Go(func() {
+					if _, _, err := w.Create(ctx, acme, sandbox.Spec{}); (err == nil) != (want == "") || err != nil && !fault.Is(err, want) {
+						t.Errorf("error is %v, want %q", err, want)
+					}
+				})
+				synctest.Wait()
+			}
+			ctx, leave := context.WithCancel(t.Context())
+			create(t.Context(), "")
+			create(ctx, fault.Unavailable)
+			leave()
+			synctest.Wait()
+			create(t.Context(), "")
+			wg.Wait()
+		},
+	})
+	claims(t, sandbox.Config{MaxStarting: 1, MaxQueued: 4}, map[string]func(*testing.T, *world){
+		"tenants take turns, and one that fills the queue yields its last place": func(t *testing.T, w *world) {
+			w.driver.onStart = slow
+			var mu sync.Mutex
+			var wg sync.WaitGroup
+			var order []string
+			refused := 0
+			create := func(p auth.Principal) {
+				wg.Go(func() {
+					_, _, err := w.Create(t.Context(), p, sandbox.Spec{})
+					mu.Lock()
+					defer mu.Unlock()
+					if fault.Is(err, fault.Unavailable) {
+						refused++
+					} else if order = append(order, p.Tenant); err != nil {
+						t.Error(err)
+					}
+				})
+				synctest.Wait()
+			}
+			for range 5 { // one starts, four wait
+				create(acme)
+			}
+			create(globex)
+			create(globex)
+			create(globex) // has as many as acme now
+			wg.Wait()
+			want := []string{"acme", "acme", "globex", "acme", "globex"}
+			if diff := cmp.Diff(want, order); diff != "" || refused != 3 {
+				t.Fatalf("%d turned away: %s", refused, diff)
+			}
+		},
 	})
 }
 
@@ -427,6 +488,18 @@ func TestFailedCreate(t *testing.T) {
 			_, _, err := w.Create(ctx, acme, sandbox.Spec{})
 			wantKind(t, err, fault.Timeout)
 			w.wantEnded(w.all()[0].ID, sandbox.CauseStartFail)
+		},
+		"a start that hangs is given up, says so and leaves nothing behind": func(t *testing.T, w *world) {
+			w.driver.onStart = func(ctx context.Context, _ sandbox.StartRequest) error { <-ctx.Done(); return ctx.Err() }
+			begun := time.Now()
+			_, _, err := w.Create(t.Context(), acme, sandbox.Spec{})
+			wantKind(t, err, fault.Unavailable)
+			if took := time.Since(begun); took != time.Minute || !strings.Contains(fault.Message(err), "did not start within 1m0s") {
+				t.Fatalf("after %v: %q", took, fault.Message(err))
+			}
+			if sb := w.wantEnded(w.all()[0].ID, sandbox.CauseStartFail); sb.CauseMessage != fault.Message(err) {
+				t.Fatalf("the cause is %q", sb.CauseMessage)
+			}
 		},
 		"a row that cannot be inserted starts nothing": func(t *testing.T, w *world) {
 			w.store.failWith(failing("insert", 1, errBoom))

@@ -540,8 +540,12 @@ func (d *fakeDriver) answer(box *fakeBox, conn net.Conn) {
 	case agentapi.OpExec:
 		p, _ := agentapi.DecodeParams[agentapi.ExecParams](req)
 		started(conn)
-		if p.Argv[0] == "sleep" {
+		switch p.Argv[0] {
+		case "sleep":
 			hang(conn)
+		case "false":
+			end(conn, agentapi.End{Outcome: agentapi.OutcomeError, ExitCode: 1})
+			return
 		}
 		end(conn, agentapi.End{Outcome: agentapi.OutcomeOK})
 	case agentapi.OpKernels:

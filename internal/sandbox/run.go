@@ -3,11 +3,14 @@ package sandbox
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"iter"
 	"net"
 	"regexp"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/covehq/cove/internal/agentapi"
@@ -20,6 +23,9 @@ const MaxCode = 8 << 20
 
 // endNews is how long a broken connection waits for the news that its sandbox has ended, which tells why.
 const endNews = time.Second
+
+// kernelLanguage is what every kernel speaks.
+const kernelLanguage = "python"
 
 var kernelName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
@@ -124,13 +130,17 @@ func (m *Manager) Exec(ctx context.Context, p auth.Principal, id string, params 
 	defer m.release(e)
 	sb, begun := e.snapshot(), time.Now()
 	m.observer.RunStarted(sb, RunCommand)
-	// What the process ended with is in the stream, which belongs to the caller: only its length is known here.
-	ended := sync.OnceFunc(func() { m.observer.RunEnded(sb, RunCommand, "", time.Since(begun)) })
+	var outcome atomic.Value // of agentapi.Outcome; nothing when the caller left before the end
+	ended := sync.OnceFunc(func() {
+		o, _ := outcome.Load().(agentapi.Outcome)
+		m.observer.RunEnded(sb, RunCommand, o, time.Since(begun))
+	})
 	stream, err := m.client(e, ended).Exec(ctx, params)
 	if err != nil {
 		ended()
 		return nil, m.explainBreak(ctx, e, err)
 	}
+	stream.OnEnd(func(end agentapi.End) { outcome.Store(end.Outcome) })
 	return stream, nil
 }
 
@@ -144,9 +154,20 @@ func checkExec(params agentapi.ExecParams) error {
 	return checkDisconnect(params.Disconnect)
 }
 
+// KernelSpec asks for a kernel. What it leaves open is decided here.
+type KernelSpec struct {
+	Name     string // default: one that nobody has
+	Language string // default, and all there is: python
+	Cwd      string // default: the sandbox's working directory
+}
+
 // StartKernel puts another kernel into a sandbox and returns when it takes cells. With a working directory of its own
 // it is started by exec: a warm one is born in the sandbox's.
-func (m *Manager) StartKernel(ctx context.Context, p auth.Principal, id, name, cwd string) (agentapi.Kernel, error) {
+func (m *Manager) StartKernel(ctx context.Context, p auth.Principal, id string, spec KernelSpec) (agentapi.Kernel, error) {
+	if spec.Language != "" && spec.Language != kernelLanguage {
+		return agentapi.Kernel{}, fault.New(fault.Unsupported, "kernels speak %s; run %.40q as a command", kernelLanguage, spec.Language)
+	}
+	name := cmp.Or(spec.Name, "kernel-"+strings.ToLower(rand.Text()[:12]))
 	return m.kernel(ctx, p, id, name, func(e *entry) (agentapi.Kernel, error) {
 		lives, err := m.kernelLives(ctx, e, name)
 		if err != nil {
@@ -155,7 +176,7 @@ func (m *Manager) StartKernel(ctx context.Context, p auth.Principal, id, name, c
 		if lives {
 			return agentapi.Kernel{}, fault.New(fault.Conflict, "kernel %q is there already", name)
 		}
-		return m.makeKernel(ctx, e, name, cwd)
+		return m.makeKernel(ctx, e, name, spec.Cwd)
 	})
 }
 
@@ -233,7 +254,7 @@ func (m *Manager) makeKernel(ctx context.Context, e *entry, name, cwd string) (a
 		err = m.driver.Kernel(ctx, e.id, name)
 	}
 	if !warm || fault.Is(err, fault.Unsupported) {
-		_, err = client.KernelStart(ctx, agentapi.KernelStartParams{Kernel: name, Language: "python", Cwd: cwd})
+		_, err = client.KernelStart(ctx, agentapi.KernelStartParams{Kernel: name, Language: kernelLanguage, Cwd: cwd})
 	}
 	if err != nil {
 		return agentapi.Kernel{}, fmt.Errorf("start kernel %s in sandbox %s: %w", name, e.id, err)

@@ -141,6 +141,24 @@ func TestRun(t *testing.T) {
 				t.Fatalf("the sentence is %q", fault.Message(err))
 			}
 		},
+		"a command's outcome is observed, and that its caller left": func(t *testing.T, w *world) {
+			id := w.create(sandbox.Spec{}).ID
+			for _, program := range []string{"true", "false", "sleep"} {
+				stream, err := w.Exec(t.Context(), acme, id, agentapi.ExecParams{Argv: []string{program}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for range stream.Events() {
+					if program == "sleep" {
+						break
+					}
+				}
+			}
+			want := []agentapi.Outcome{agentapi.OutcomeOK, agentapi.OutcomeError, ""}
+			if !slices.Equal(w.observer.outcomes, want) || w.observer.runs != 3 {
+				t.Fatalf("observed %q", w.observer.outcomes)
+			}
+		},
 		"a command's broken stream can be explained": func(t *testing.T, w *world) {
 			id := w.create(sandbox.Spec{}).ID
 			stream, err := w.Exec(t.Context(), acme, id, agentapi.ExecParams{Argv: []string{"sleep"}})
@@ -204,11 +222,11 @@ func TestKernels(t *testing.T) {
 		"a kernel is started once, restarted and stopped": func(t *testing.T, w *world) {
 			w.driver.caps.WarmKernels = true
 			id := w.create(sandbox.Spec{}).ID
-			k, err := w.StartKernel(t.Context(), acme, id, "second", "")
+			k, err := w.StartKernel(t.Context(), acme, id, sandbox.KernelSpec{Name: "second"})
 			if err != nil || !k.Warm {
 				t.Fatalf("%+v, %v", k, err)
 			}
-			_, err = w.StartKernel(t.Context(), acme, id, "second", "")
+			_, err = w.StartKernel(t.Context(), acme, id, sandbox.KernelSpec{Name: "second"})
 			wantKind(t, err, fault.Conflict)
 			if _, err := w.RestartKernel(t.Context(), acme, id, "second"); err != nil {
 				t.Fatal(err)
@@ -222,7 +240,7 @@ func TestKernels(t *testing.T) {
 		},
 		"a kernel with its own directory is started by the agent": func(t *testing.T, w *world) {
 			w.driver.caps.WarmKernels = true
-			k, err := w.StartKernel(t.Context(), acme, w.create(sandbox.Spec{}).ID, "second", "/tmp")
+			k, err := w.StartKernel(t.Context(), acme, w.create(sandbox.Spec{}).ID, sandbox.KernelSpec{Name: "second", Cwd: "/tmp"})
 			if err != nil || k.Cwd != "/tmp" || w.driver.count("kernel") != 0 {
 				t.Fatalf("%+v, %v", k, err)
 			}
@@ -236,14 +254,30 @@ func TestKernels(t *testing.T) {
 				}
 				return nil
 			})
-			_, err := w.StartKernel(t.Context(), acme, id, "second", "")
+			_, err := w.StartKernel(t.Context(), acme, id, sandbox.KernelSpec{Name: "second"})
 			if wantKind(t, err, fault.Unavailable); !strings.Contains(fault.Message(err), "no module named site") {
+				t.Fatalf("the sentence is %q", fault.Message(err))
+			}
+		},
+		"a kernel without a name gets one that nobody has": func(t *testing.T, w *world) {
+			id := w.create(sandbox.Spec{}).ID
+			one, err := w.StartKernel(t.Context(), acme, id, sandbox.KernelSpec{})
+			if err != nil || !strings.HasPrefix(one.Name, "kernel-") || one.Language != "python" {
+				t.Fatalf("%+v, %v", one, err)
+			}
+			if two, err := w.StartKernel(t.Context(), acme, id, sandbox.KernelSpec{Language: "python"}); err != nil || two.Name == one.Name {
+				t.Fatalf("%+v, %v", two, err)
+			}
+		},
+		"a kernel of another language is not supported": func(t *testing.T, w *world) {
+			_, err := w.StartKernel(t.Context(), acme, w.create(sandbox.Spec{}).ID, sandbox.KernelSpec{Language: "r"})
+			if wantKind(t, err, fault.Unsupported); !strings.Contains(fault.Message(err), "kernels speak python") {
 				t.Fatalf("the sentence is %q", fault.Message(err))
 			}
 		},
 		"a wrong name is invalid": func(t *testing.T, w *world) {
 			id := w.create(sandbox.Spec{}).ID
-			_, err := w.StartKernel(t.Context(), acme, id, "a b", "")
+			_, err := w.StartKernel(t.Context(), acme, id, sandbox.KernelSpec{Name: "a b"})
 			wantKind(t, err, fault.Invalid)
 			wantKind(t, w.StopKernel(t.Context(), acme, id, ""), fault.Invalid)
 		},

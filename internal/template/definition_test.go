@@ -100,3 +100,26 @@ func TestResolveSaysWhatIsMissing(t *testing.T) {
 		t.Errorf("not built: got %v", err)
 	}
 }
+
+// FuzzDefinition reads whatever a person may have written: it is a definition, or it is refused as invalid and by name.
+func FuzzDefinition(f *testing.F) {
+	for _, name := range []string{"base.toml", "python.toml"} {
+		text, err := os.ReadFile(filepath.Join("defaults", name))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Add([]byte("name = 'x'\nsudo = true\nenv = {A = '1'}\n[limits]\ncpus = 1e308\nmemory = '9223372036854775807TiB'\npids = -1"))
+	f.Add([]byte("name = 'x'\n[host]\ntrees = ['/usr', '/usr/../etc']\netc = ['[', '**']\n[files]\n'/etc/motd' = ''\n[links]\n'/a' = '../..'"))
+	f.Add([]byte("name = 'x'\n[python]\nfind = ['>=3.12,<3.15', '/usr/bin/python3', '==']\npackages = 'x.lock'"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		d, err := template.Parse("mine.toml", text, func(string) ([]byte, error) { return []byte("six==1.17.0"), nil })
+		if err == nil && (d == nil || d.Name == "") {
+			t.Fatal("nothing was read, and nothing refused")
+		}
+		if err != nil && (!fault.Is(err, fault.Invalid) || !strings.Contains(fault.Message(err), "mine.toml")) {
+			t.Fatalf("refused with %v", err)
+		}
+	})
+}

@@ -105,7 +105,8 @@ func (t *Template) tryCommand(ctx context.Context, root string, argv []string) (
 	var out bytes.Buffer
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir = "/"
-	cmd.Stdout, cmd.Stderr = &limitedWriter{&out, 1 << 20}, &limitedWriter{&out, 1 << 20}
+	both := &limitedWriter{&out, 1 << 20} // one and the same, so that exec makes one pipe and one goroutine writes
+	cmd.Stdout, cmd.Stderr = both, both
 	cmd.Env = []string{"HOME=" + userHome, fixedHashes}
 	for key, value := range t.Env {
 		cmd.Env = append(cmd.Env, key+"="+value)

@@ -1,5 +1,5 @@
 """A kernel that does what a test tells it: well-behaved or not."""
-import json, os, signal, socket, struct, sys, time
+import array, fcntl, json, os, signal, socket, struct, sys, termios, time
 
 sock = socket.socket(fileno=3)
 
@@ -64,8 +64,25 @@ while True:
             frame(2, b"x" * (17 << 20))
         elif word == "late":
             end()
-            time.sleep(0.05)  # so that the end is heard first
-            os.write(1, b"y" * int(rest))
+            count, go, done = rest.split()
+            while not os.path.exists(go):
+                time.sleep(0.001)
+            data = b"y" * int(count)
+            while data:
+                data = data[os.write(1, data):]
+            left = array.array("i", [1])
+            while left[0]:  # until the agent has taken all of it
+                fcntl.ioctl(1, termios.FIONREAD, left)
+            open(done, "w").close()
+        elif word == "orphan":  # leaves a child that holds the socket, and dies without reading it again
+            if os.fork() == 0:
+                signal.alarm(10)
+                signal.pause()
+            while not os.path.exists(rest):
+                time.sleep(0.001)
+            time.sleep(0.5)  # so that the next cell waits for this one, and is sent by whoever hears its end
+            end()
+            os._exit(3)
         else:
             end("error")
     except KeyboardInterrupt:

@@ -147,7 +147,8 @@ func TestBadInputIsAClearError(t *testing.T) {
 		{"a file that is not there", "GET", in + "/files?path=/none", "", 404, "does not exist"},
 		{"a mode that is not octal", "PUT", in + "/files?path=/a&mode=rw", "", 400, "octal"},
 		{"a path outside the API", "GET", "/nothing", "", 404, "openapi.json"},
-		{"a process that is not there", "POST", in + "/processes/99/signal", `{"signal":"SIGTERM"}`, 404, "no process"},
+		{"a process that is not there", "POST", in + "/processes/99/signal", `{"signal":"SIGTERM"}`, 404, "no such process"},
+		{"a kernel that speaks R", "POST", in + "/kernels", `{"language":"r"}`, 501, "kernels speak python"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			status, body := w.do(t, tc.method, tc.path, tc.body)

@@ -39,7 +39,7 @@ type Sandboxes interface {
 	Agent(ctx context.Context, p auth.Principal, id string) (*agentapi.Client, error)
 	// Explain turns the error of a stream that broke into why its sandbox ended.
 	Explain(ctx context.Context, p auth.Principal, id string, err error) error
-	StartKernel(ctx context.Context, p auth.Principal, id, name, cwd string) (agentapi.Kernel, error)
+	StartKernel(ctx context.Context, p auth.Principal, id string, spec sandbox.KernelSpec) (agentapi.Kernel, error)
 	StopKernel(ctx context.Context, p auth.Principal, id, name string) error
 	RestartKernel(ctx context.Context, p auth.Principal, id, name string) (agentapi.Kernel, error)
 	Events(ctx context.Context, p auth.Principal, q sandbox.EventQuery) iter.Seq2[sandbox.LifecycleEvent, error]
@@ -94,6 +94,7 @@ func (c *call) id() string           { return c.r.PathValue("id") }
 func (a *API) serve(route route) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		c := &call{w: w, r: r, known: route.query}
+		await(w, r)
 		if !route.public {
 			var err error
 			if c.who, err = a.keys.Authenticate(r.Context(), presented(r.Header)); err != nil {
@@ -102,7 +103,7 @@ func (a *API) serve(route route) http.HandlerFunc {
 			}
 		}
 		if route.admin && !c.who.Admin {
-			a.refuse(c, fault.New(fault.Denied, "this needs an admin key; the server's own is in api_key of its data directory"))
+			a.refuse(c, fault.New(fault.Denied, "this needs an admin key; the server's own is in server/api_key of its data directory"))
 			return
 		}
 		if err := route.handle(a, c); err != nil {
@@ -163,6 +164,7 @@ func (a *API) explain(c *call, err error) error {
 var ErrShutdown = errors.New("the server is shutting down")
 
 func (a *API) noRoute(w http.ResponseWriter, r *http.Request) {
+	await(w, r)
 	a.refuse(&call{w: w, r: r}, fault.New(fault.NotFound, "no %s %s in this API; see %s/openapi.json", r.Method, r.URL.Path, Prefix))
 }
 

@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/http"
 	"net/url"
+	"os"
 	"reflect"
 	"slices"
 	"strconv"
@@ -22,6 +23,24 @@ const (
 	maxCode = 16 << 20 // a request that carries code or stdin
 )
 
+const (
+	bodyGrace   = 30 * time.Second // for a request that says what to do
+	uploadGrace = 60 * time.Second // between two bytes of a file
+)
+
+// await bounds how long a request's body may take to come. It is set before anything else, because net/http reads on
+// after a handler that refused; whoever reads a body to its end clears it. A request without one keeps no deadline: it
+// would end the stream that answers it.
+func await(w http.ResponseWriter, r *http.Request) {
+	if r.ContentLength != 0 {
+		setReadDeadline(w, time.Now().Add(bodyGrace))
+	}
+}
+
+func setReadDeadline(w http.ResponseWriter, t time.Time) {
+	_ = http.NewResponseController(w).SetReadDeadline(t) // a writer without deadlines has no connection that could stall
+}
+
 // decode reads a JSON body into value and refuses what it does not know, so that a typo is an error and not a default.
 // An empty body is an empty object.
 func decode(w http.ResponseWriter, r *http.Request, limit int64, value any) error {
@@ -31,9 +50,31 @@ func decode(w http.ResponseWriter, r *http.Request, limit int64, value any) erro
 		if errors.As(err, &tooLarge) {
 			return fault.New(fault.Invalid, "the request body is over the limit of %d bytes; put large content into a file with PUT …/files", tooLarge.Limit)
 		}
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return fault.Wrap(fault.Invalid, err, "the request body did not come within %v", bodyGrace)
+		}
 		return fault.Wrap(fault.Invalid, err, "the request body could not be read")
 	}
+	setReadDeadline(w, time.Time{})
 	return Decode(body, value)
+}
+
+// upload is the body of a request as long as bytes come: one that stalls must hold neither a handler nor a sandbox.
+type upload struct {
+	w    http.ResponseWriter
+	body io.Reader
+}
+
+func (u *upload) Read(p []byte) (int, error) {
+	setReadDeadline(u.w, time.Now().Add(uploadGrace))
+	n, err := u.body.Read(p)
+	switch {
+	case errors.Is(err, io.EOF):
+		setReadDeadline(u.w, time.Time{})
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		err = fault.Wrap(fault.Invalid, err, "the upload stalled: no byte came for %v", uploadGrace)
+	}
+	return n, err
 }
 
 // Decode reads one JSON object into value strictly.

@@ -42,6 +42,16 @@ type world struct {
 
 func newWorld(t testing.TB) *world {
 	t.Helper()
+	w := newUnstarted(t)
+	w.Start()
+	t.Cleanup(w.Close)
+	w.client = newClient(t, w.URL, w.key)
+	return w
+}
+
+// newUnstarted is a world whose server still needs a listener.
+func newUnstarted(t testing.TB) *world {
+	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	store, err := sqlstore.Open(filepath.Join(t.TempDir(), "db"))
 	if err != nil {
@@ -59,9 +69,8 @@ func newWorld(t testing.TB) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := httptest.NewServer(cove.New(m, keys, catalogue{}, log))
-	t.Cleanup(s.Close)
-	return &world{Server: s, client: newClient(t, s.URL, string(key)), key: string(key), keys: keys, driver: d}
+	s := httptest.NewUnstartedServer(cove.New(m, keys, catalogue{}, log))
+	return &world{Server: s, key: string(key), keys: keys, driver: d}
 }
 
 func newClient(t testing.TB, url, key string) *client.Client {
@@ -170,19 +179,7 @@ func (d *driver) Stop(_ context.Context, id string, cause sandbox.Cause) error {
 }
 
 func (d *driver) Dial(_ context.Context, id string) (net.Conn, error) {
-	l, err := net.Listen("unix", filepath.Join(d.root, "s"+strconv.FormatInt(time.Now().UnixNano(), 36)))
-	if err != nil {
-		return nil, err
-	}
-	defer l.Close()
-	near, err := net.Dial("unix", l.Addr().String())
-	if err != nil {
-		return nil, err
-	}
-	far, err := l.Accept()
-	if err != nil {
-		return nil, err
-	}
+	near, far := net.Pipe()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if _, ok := d.live[id]; !ok {
@@ -230,7 +227,13 @@ func (a *agent) serve() {
 		a.value([]agentapi.Kernel{{Name: "default", Language: "python", State: agentapi.KernelIdle}})
 	case agentapi.OpProcesses:
 		a.value([]agentapi.Process{{ID: "p1", PID: 12, Argv: []string{"sleep"}, Tag: "nap"}})
-	case agentapi.OpSignal, agentapi.OpInterrupt:
+	case agentapi.OpSignal:
+		if t := params[agentapi.SignalParams](req).Target; t != (agentapi.Target{Name: "nap"}) {
+			a.refuse(fault.NotFound, "no such process")
+			return
+		}
+		a.end(agentapi.End{Outcome: agentapi.OutcomeOK})
+	case agentapi.OpInterrupt:
 		a.end(agentapi.End{Outcome: agentapi.OutcomeOK})
 	default:
 		a.refuse(fault.Unsupported, "the double does not "+string(req.Op))
@@ -299,6 +302,12 @@ func (a *agent) run(p agentapi.RunParams) {
 }
 
 func (a *agent) exec(p agentapi.ExecParams) {
+	if p.Argv[0] == "yes" { // without a process, for tests in which time is false
+		a.event(agentapi.Event{Type: agentapi.EventStarted, PID: 12, ID: "p1"})
+		for a.out(agentapi.FrameStdout, []byte("y\n")) == nil {
+		}
+		return
+	}
 	cmd := exec.Command(p.Argv[0], p.Argv[1:]...)
 	stdin, _ := cmd.StdinPipe()
 	cmd.Stdout = frames{a, agentapi.FrameStdout}

@@ -60,7 +60,7 @@ func (a *API) writeFile(c *call) error {
 		return err
 	}
 
-	entry, err := agent.Write(c.ctx(), params, c.r.Body)
+	entry, err := agent.Write(c.ctx(), params, &upload{c.w, c.r.Body})
 	if err != nil {
 		return err
 	}

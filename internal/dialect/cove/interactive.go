@@ -18,6 +18,9 @@ import (
 // startGrace is how long a client that has upgraded may take to say what to run.
 const startGrace = 10 * time.Second
 
+// stopGrace is how long a stopping server goes on talking to a client that may not listen.
+const stopGrace = time.Second
+
 // interactive turns the connection into frames: see client.Protocol. What can be refused is refused before the switch,
 // while an HTTP status is still possible.
 func (a *API) interactive(c *call) error {
@@ -63,18 +66,18 @@ func switchProtocols(conn net.Conn, request string) error {
 
 // converse runs the command of the first frame until it ends, the client leaves or the server stops.
 func (a *API) converse(c *call, conn net.Conn, in *bufio.Reader) {
+	// A hijacked connection has no context of its own: a stopping server cuts it here.
+	defer context.AfterFunc(c.ctx(), func() { conn.SetDeadline(time.Now().Add(stopGrace)) })()
 	frames := client.NewFrameReader(in)
 	params, err := startFrame(frames)
 	if err != nil {
-		sendFault(conn, wireFault(err))
+		sendFault(c.ctx(), conn, wireFault(err))
 		return
 	}
-	if err := conn.SetDeadline(time.Time{}); err != nil {
-		return
-	}
+	setDeadline(c.ctx(), conn, time.Time{})
 	stream, err := a.sandboxes.Exec(c.ctx(), c.who, c.id(), params)
 	if err != nil {
-		sendFault(conn, a.broken(c, err))
+		sendFault(c.ctx(), conn, a.broken(c, err))
 		return
 	}
 	// The order matters: leave the command, then the client, then wait for the goroutine that reads from one and
@@ -83,7 +86,6 @@ func (a *API) converse(c *call, conn net.Conn, in *bufio.Reader) {
 	defer reading.Wait()
 	defer conn.Close()
 	defer stream.Close()
-	// A hijacked connection has no context of its own: a stopping server cuts it here.
 	defer context.AfterFunc(c.ctx(), func() { stream.Close() })()
 	reading.Go(func() {
 		obey(frames, stream)
@@ -95,7 +97,7 @@ func (a *API) converse(c *call, conn net.Conn, in *bufio.Reader) {
 			err = refused(&e)
 		}
 		if err != nil {
-			sendFault(conn, a.broken(c, err))
+			sendFault(c.ctx(), conn, a.broken(c, err))
 			return
 		}
 		kind, payload, err := frame(&e)
@@ -151,8 +153,17 @@ func obey(frames *client.FrameReader, stream *agentapi.Stream) {
 	}
 }
 
-func sendFault(conn net.Conn, f *client.Fault) {
+// setDeadline gives a conversation more time, unless the server is stopping: whichever of the two comes second, the
+// shorter time holds.
+func setDeadline(ctx context.Context, conn net.Conn, t time.Time) {
+	conn.SetDeadline(t)
+	if ctx.Err() != nil {
+		conn.SetDeadline(time.Now().Add(stopGrace))
+	}
+}
+
+func sendFault(ctx context.Context, conn net.Conn, f *client.Fault) {
+	setDeadline(ctx, conn, time.Now().Add(startGrace))
 	// The client may have gone, and then there is nobody to tell.
-	_ = conn.SetWriteDeadline(time.Now().Add(startGrace))
 	_ = client.WriteJSONFrame(conn, client.FrameEvent, client.Event{Type: client.EventFault, Fault: f})
 }

@@ -2,13 +2,10 @@ package cove
 
 import (
 	"bytes"
-	"cmp"
-	"crypto/rand"
 	"encoding/json"
 	"iter"
 	"mime"
 	"net/http"
-	"strconv"
 	"strings"
 	"sync"
 	"unicode/utf8"
@@ -16,6 +13,7 @@ import (
 	"github.com/covehq/cove/client"
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/sandbox"
 )
 
 func (a *API) run(c *call) error {
@@ -287,30 +285,13 @@ func (a *API) signal(c *call) error {
 	if err != nil {
 		return err
 	}
-	target, err := findProcess(c, agent, c.r.PathValue("process"))
-	if err != nil {
-		return err
-	}
 
+	target := agentapi.Target{Name: c.r.PathValue("process")}
 	if err := agent.Signal(c.ctx(), agentapi.SignalParams{Target: target, Signal: req.Signal, Tree: req.Tree}); err != nil {
 		return err
 	}
 
 	return c.nothing()
-}
-
-// findProcess takes an id, a tag or a pid for the same thing in a path.
-func findProcess(c *call, agent *agentapi.Client, name string) (agentapi.Target, error) {
-	list, err := agent.Processes(c.ctx())
-	if err != nil {
-		return agentapi.Target{}, err
-	}
-	for _, p := range list {
-		if name == p.ID || name == p.Tag || name == strconv.Itoa(p.PID) {
-			return agentapi.Target{ID: p.ID, PID: p.PID}, nil
-		}
-	}
-	return agentapi.Target{}, fault.New(fault.NotFound, "no process %q runs in this sandbox; it may have ended", name)
 }
 
 func (a *API) kernels(c *call) error {
@@ -335,12 +316,7 @@ func (a *API) startKernel(c *call) error {
 		return err
 	}
 
-	if req.Language != "" && req.Language != "python" {
-		return fault.New(fault.Unsupported, "kernels speak python; run %q as a command", req.Language)
-	}
-	name := cmp.Or(req.Name, "kernel-"+strings.ToLower(rand.Text()[:12]))
-
-	k, err := a.sandboxes.StartKernel(c.ctx(), c.who, c.id(), name, req.Cwd)
+	k, err := a.sandboxes.StartKernel(c.ctx(), c.who, c.id(), sandbox.KernelSpec(req))
 	if err != nil {
 		return err
 	}
