@@ -28,6 +28,7 @@ func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token stri
 	if err := r.Network.Validate(); err != nil {
 		return nil, "", err
 	}
+	defer p.serve()()
 	s, err := p.take(ctx, form{r.Storage, r.Limits.DiskBytes})
 	if err != nil {
 		return nil, "", err

@@ -31,7 +31,8 @@ type pool struct {
 	mu        sync.Mutex
 	started   bool
 	shells    []*shell
-	taken     time.Time // when a shell was last taken
+	taken     time.Time // when somebody was last served
+	serving   int       // creates that are under way
 	zygotes   []*zygote // the newest last
 	nextZ     int
 	zygoteErr error         // why the last zygote did not start
@@ -118,7 +119,7 @@ func (p *pool) fill() {
 				return
 			}
 		}
-		if !p.calm(short) {
+		if !p.calm() {
 			continue
 		}
 		s, err := p.makeOne(p.ctx, p.form)
@@ -155,13 +156,17 @@ func (p *pool) fill() {
 // processors for a first cell.
 const quiet = 25 * time.Millisecond
 
-// calm waits until nobody has taken a shell for a while; a pool that runs low does not wait. It reports false when the
-// caller should look again.
-func (p *pool) calm(short int) bool {
+// calm waits until nobody is being served and nobody was for a while. In a burst every caller makes its own shell: a pool
+// that filled at the same time would only take processors away from them. It reports false when the caller should look
+// again.
+func (p *pool) calm() bool {
 	p.mu.Lock()
 	rest := quiet - time.Since(p.taken)
+	if p.serving > 0 {
+		rest = quiet
+	}
 	p.mu.Unlock()
-	if rest <= 0 || short > p.size/2 {
+	if rest <= 0 {
 		return true
 	}
 	timer := time.NewTimer(rest)
@@ -172,6 +177,19 @@ func (p *pool) calm(short int) bool {
 	case <-p.ctx.Done():
 	}
 	return false
+}
+
+// serve counts a create that is under way, until the function it returns is called.
+func (p *pool) serve() (done func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.serving++
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.serving--
+		p.taken = time.Now()
+	}
 }
 
 func (p *pool) makeOne(ctx context.Context, f form) (*shell, error) {
@@ -231,7 +249,6 @@ func (p *pool) pop() *shell {
 	}
 	s := p.shells[0]
 	p.shells = p.shells[1:]
-	p.taken = time.Now()
 	select {
 	case p.refill <- struct{}{}:
 	default:
@@ -275,7 +292,7 @@ func (p *pool) zygote(ctx context.Context) (*zygote, error) {
 
 // usable picks the zygote with the fewest children and tells whether there is room to spare. Called with p.mu.
 func (p *pool) usable() (best *zygote, spare bool) {
-	room, fewest := 0, zygoteLive
+	room, fewest := 0, 2*zygoteLive // rather a slow fork than none, while the next zygote starts
 	kept := p.zygotes[:0]
 	for _, z := range p.zygotes {
 		living, forks, dead := z.load()
@@ -291,13 +308,13 @@ func (p *pool) usable() (best *zygote, spare bool) {
 		if old {
 			continue
 		}
-		room += zygoteLive - living
+		room += max(zygoteLive-living, 0)
 		if living < fewest {
 			best, fewest = z, living
 		}
 	}
 	p.zygotes = kept
-	return best, room > zygoteLive/4
+	return best, room > zygoteLive/8
 }
 
 // startNext starts a zygote in the background. Called with p.mu.
