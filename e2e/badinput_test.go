@@ -76,7 +76,7 @@ func TestARequestThatIsNotOneIsRefused(t *testing.T) {
 	}{
 		"half a JSON":          {"POST", "/sandboxes", `{"template": "py`, 400},
 		"another JSON":         {"POST", "/sandboxes", `[1, 2]`, 400},
-		"an unknown field":     {"POST", "/sandboxes", `{"tempalte": "python"}`, 400},
+		"an unknown field":     {"POST", "/sandboxes", `{"templates": "python"}`, 400},
 		"a body without end":   {"POST", "/sandboxes", `{"key": "` + strings.Repeat("x", 4<<20) + `"}`, 413},
 		"no such path":         {"GET", "/nothing", "", 404},
 		"no such sandbox":      {"GET", "/sandboxes/sbnone", "", 404},

@@ -14,7 +14,7 @@ type Finding struct {
 	Remedy string `json:"remedy,omitempty"`
 }
 
-// The level of a finding that makes a server unsafe to run.
+// LevelRefuse is the level of a finding that makes a server unsafe to run.
 const LevelRefuse = "refuse"
 
 // Doctor looks at this host with the eyes of the configured driver.

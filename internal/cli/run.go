@@ -27,6 +27,7 @@ type runFlags struct {
 	cpus     float64
 	net      string
 	env      []string
+	keep     time.Duration
 }
 
 func (a *invocation) run() *cobra.Command {
@@ -37,7 +38,7 @@ func (a *invocation) run() *cobra.Command {
 		Long: "Run Python code in a sandbox that exists for this run only: from a file, from -c or from standard input.\n" +
 			"Output is shown as it comes, then the value of the last expression. Without a running server one is started for\n" +
 			"the duration. The exit code is 0, that of sys.exit, 1 after an exception and 124 after a timeout; Ctrl-C interrupts.",
-		Example: "  cove run script.py\n  cove run -c 'print(1 + 1)' --net none --timeout 10s\n  echo 'print(2)' | cove run",
+		Example: "  cove run script.py\n  cove run --keep 1h -c 'x = 1'\n  cove run -c 'print(1 + 1)' --net none --timeout 10s\n  echo 'print(2)' | cove run",
 		Args:    cobra.ArbitraryArgs,
 		RunE: func(c *cobra.Command, args []string) error {
 			code, err := a.source(c, f.code, args)
@@ -48,7 +49,7 @@ func (a *invocation) run() *cobra.Command {
 			if err != nil {
 				return usageError{err}
 			}
-			return a.runCode(c.Context(), req, client.RunRequest{Code: code, TimeoutSeconds: f.timeout.Seconds()})
+			return a.runCode(c.Context(), req, client.RunRequest{Code: code, TimeoutSeconds: f.timeout.Seconds()}, f.keep > 0)
 		},
 	}
 	fs := c.Flags()
@@ -59,6 +60,7 @@ func (a *invocation) run() *cobra.Command {
 	fs.Float64Var(&f.cpus, "cpus", 0, "CPUs of the sandbox: a `number` such as 0.5")
 	fs.StringVar(&f.net, "net", "", "internet, none, or a `list` of IPv4 prefixes: 203.0.113.0/24,198.51.100.7")
 	fs.StringArrayVarP(&f.env, "env", "e", nil, "`NAME=VALUE` for the sandbox's environment; may be repeated")
+	fs.DurationVar(&f.keep, "keep", 0, "leave the sandbox alive this `long`, such as 1h, and print its id on standard error")
 	return c
 }
 
@@ -102,6 +104,12 @@ func (f *runFlags) sandbox() (client.CreateRequest, error) {
 	}
 	if f.timeout > 0 {
 		req.TimeoutSeconds = (f.timeout + unusedFor*time.Second).Seconds()
+	}
+	if f.keep < 0 {
+		return req, fmt.Errorf("--keep %v is negative", f.keep)
+	}
+	if f.keep > 0 {
+		req.TimeoutSeconds, req.IdleTimeoutSeconds = max(f.keep, f.timeout).Seconds(), 0
 	}
 	memory, err := config.ParseSize(orZero(f.memory))
 	if err != nil {
@@ -148,8 +156,16 @@ func environment(pairs []string) (map[string]string, error) {
 	return env, nil
 }
 
-func (a *invocation) runCode(ctx context.Context, req client.CreateRequest, run client.RunRequest) error {
-	c, stop, err := a.connectOrStart(ctx)
+func (a *invocation) runCode(ctx context.Context, req client.CreateRequest, run client.RunRequest, keep bool) error {
+	find := a.connectOrStart
+	if keep {
+		// A server of our own would end with us, and the sandbox with it.
+		find = func(ctx context.Context) (*client.Client, func(), error) {
+			c, err := a.connect(ctx)
+			return c, func() {}, err
+		}
+	}
+	c, stop, err := find(ctx)
 	if err != nil {
 		return err
 	}
@@ -158,7 +174,11 @@ func (a *invocation) runCode(ctx context.Context, req client.CreateRequest, run 
 	if err != nil {
 		return err
 	}
-	defer a.remove(ctx, sb)
+	if keep {
+		fmt.Fprintln(a.Err, sb.ID)
+	} else {
+		defer a.remove(ctx, sb)
+	}
 	ctx, release := onInterrupt(ctx, func(ctx context.Context) { _ = sb.InterruptKernel(ctx, defaultKernel) })
 	defer release()
 	if a.json {

@@ -164,3 +164,18 @@ func waitForPool(t *testing.T) {
 		}
 	}
 }
+
+func TestStorageIsWhatWasAsked(t *testing.T) {
+	for kind, want := range map[sandbox.Storage]string{sandbox.StorageVolatile: "fsync=volatile", sandbox.StorageDurable: "", sandbox.StorageTmpfs: "fsync=volatile"} {
+		t.Run(string(kind), func(t *testing.T) {
+			b := start(t, storage(kind), limits(func(l *template.Limits) { l.DiskBytes = 64 << 20 }))
+			a := b.sh("grep ' / ' /proc/self/mounts; dd if=/dev/zero of=/tmp/fill bs=1M count=100 conv=fsync 2>&1 | tail -1; stat -c %s /tmp/fill; rm /tmp/fill; echo again > /tmp/x && sync -f /tmp/x && cat /tmp/x")
+			if strings.Contains(a.stdout, "volatile") != (want != "") || !strings.HasSuffix(a.stdout, "again\n") {
+				t.Errorf("%s %s", a.stdout, a.stderr)
+			}
+			if strings.Contains(a.stdout, "\n104857600\n") {
+				t.Errorf("100 MiB fitted into 64: %s", a.stdout)
+			}
+		})
+	}
+}

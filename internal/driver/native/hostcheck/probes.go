@@ -212,7 +212,7 @@ func canCollapse() bool {
 	if err != nil {
 		return false
 	}
-	defer unix.Munmap(memory)
+	defer func() { _ = unix.Munmap(memory) }()
 	for i := 0; i < size; i += 4096 {
 		memory[i] = 1
 	}

@@ -302,7 +302,7 @@ func TestIdleConnectionsAreBounded(t *testing.T) {
 	for range 20 {
 		c, err := net.Dial("tcp", at)
 		must(t, err)
-		defer func() { _ = c.Close() }()
+		t.Cleanup(func() { _ = c.Close() })
 		go func() {
 			if _, err := c.Read(make([]byte, 1)); err != nil {
 				mu.Lock()
