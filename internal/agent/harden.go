@@ -50,6 +50,7 @@ func harden() error {
 	syscall.Umask(0o022)
 	// Whatever else was left open belongs to no command. Ours are close-on-exec from birth. It cannot fail since Linux 5.11.
 	_, _, _ = syscall.Syscall(sysCloseRange, channelFD, uintptr(^uint32(0)), closeRangeCloexec)
+	forgetIgnored()
 	// Handlers, not SIG_IGN: ignored signals would stay ignored in every command. Nobody reads the channel. Those of a
 	// fault are among them for root inside, who can send them: the runtime dies of one that it was sent, unless somebody
 	// wants it, and still takes its own to heart.
@@ -67,6 +68,19 @@ func harden() error {
 		return fmt.Errorf("drop groups: %w", err)
 	}
 	return dropCaps()
+}
+
+// forgetIgnored gives signals that whoever started us ignores their usual meaning back: an exec passes "ignored" on, to
+// us and to every command. Go can change neither those of its runtime nor the two that C libraries keep for themselves.
+func forgetIgnored() {
+	const ignore = 1 // SIG_IGN
+	for number := uintptr(1); number <= 64; number++ {
+		var now, usual [4]uint64 // struct sigaction of the kernel: handler, flags, restorer, mask
+		_, _, errno := syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, number, 0, uintptr(unsafe.Pointer(&now[0])), 8, 0, 0)
+		if errno == 0 && now[0] == ignore {
+			_, _, _ = syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, number, uintptr(unsafe.Pointer(&usual[0])), 0, 8, 0, 0)
+		}
+	}
 }
 
 func dropCaps() error {

@@ -294,6 +294,15 @@ static void join_cgroups(int first)
 		must("cgroup namespace", sys1(NR_unshare, CLONE_NEWCGROUP));
 }
 
+// usual_signals gives every signal its usual meaning: what whoever started the maker ignores would stay ignored.
+static void usual_signals(void)
+{
+	u64 action[4] = { 0, 0, 0, 0 }, none = 0;
+	for (int number = 1; number <= 64; number++)
+		sys4(NR_rt_sigaction, number, (i64)action, 0, 8); // SIGKILL and SIGSTOP refuse, and need nothing
+	must("signal mask", sys4(NR_rt_sigprocmask, SIG_SETMASK, (i64)&none, 0, 8));
+}
+
 static void start(int program)
 {
 	char *argv[32], *env[1] = { 0 };
@@ -330,6 +339,7 @@ void run(void)
 	enter_root();
 	if (plan.mode == MODE_SANDBOX) loopback_up();
 
+	usual_signals();
 	must("session", sys0(NR_setsid));
 	sys1(NR_umask, 022);
 	set_limit(RLIMIT_CORE, 1); // not 0: that would still start a handler that dumps are piped to
