@@ -2,6 +2,8 @@ package maker
 
 import (
 	"encoding/binary"
+	"strconv"
+	"time"
 
 	"github.com/covehq/cove/internal/sandbox"
 )
@@ -50,3 +52,24 @@ func (j Journal) From(position int) ([]string, int) {
 
 // Unescape undoes the escapes of mountinfo.
 var Unescape = unescape
+
+// MaxPools is how many pools are kept.
+const MaxPools = maxPools
+
+// PutAway tells which of n pools, numbered from the one unused for longest, would be put away when one of them is in use.
+func PutAway(n, inUse int) []string {
+	m := &Maker{pools: map[poolKey]*pool{}, sandboxes: map[string]*live{}}
+	begin := time.Now().Add(-time.Hour)
+	for i := range n {
+		p := &pool{key: poolKey{tenant: strconv.Itoa(i)}, started: true, taken: begin.Add(time.Duration(i) * time.Second)}
+		m.pools[p.key] = p
+		if i == inUse {
+			m.sandboxes["living"] = &live{pool: p}
+		}
+	}
+	var gone []string
+	for p := m.leastUsed(); p != nil; p = m.leastUsed() {
+		gone = append(gone, p.key.tenant)
+	}
+	return gone
+}

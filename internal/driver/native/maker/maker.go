@@ -58,6 +58,7 @@ type Maker struct {
 	pools     map[poolKey]*pool
 	sandboxes map[string]*live
 	dying     map[*shell]struct{}
+	spoilt    map[string]bool // digests of templates that no longer match
 
 	ends *journal
 }
@@ -89,7 +90,7 @@ type live struct {
 func Open(cfg Config) (*Maker, error) {
 	m := &Maker{
 		cfg: cfg, log: cfg.Log, slots: newSlots(), closed: make(chan struct{}),
-		pools: map[poolKey]*pool{}, sandboxes: map[string]*live{}, dying: map[*shell]struct{}{}, ends: newJournal(),
+		pools: map[poolKey]*pool{}, sandboxes: map[string]*live{}, dying: map[*shell]struct{}{}, spoilt: map[string]bool{}, ends: newJournal(),
 	}
 	if id, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
 		m.bootID = strings.TrimSpace(string(id))
@@ -138,6 +139,7 @@ func Open(cfg Config) (*Maker, error) {
 	if err != nil {
 		return nil, err
 	}
+	m.wg.Go(m.keepHouse)
 	undo.release()
 	return m, nil
 }
@@ -229,6 +231,9 @@ func (m *Maker) poolFor(tenant string, t *template.Template) (*pool, error) {
 	if m.closing {
 		return nil, fault.New(fault.Unavailable, "the maker is shutting down")
 	}
+	if m.spoilt[t.Digest] {
+		return nil, errSpoilt(t.Name)
+	}
 	key := poolKey{tenant, t.Digest}
 	p := m.pools[key]
 	if p == nil {
@@ -247,6 +252,9 @@ func (m *Maker) pool(key poolKey) (*pool, error) {
 	defer m.mu.Unlock()
 	if m.closing {
 		return nil, fault.New(fault.Unavailable, "the maker is shutting down")
+	}
+	if m.spoilt[key.digest] {
+		return nil, errSpoilt(key.digest)
 	}
 	p := m.pools[key]
 	if p == nil {

@@ -103,3 +103,12 @@ func TestUnescape(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
+
+func TestPoolsThatNobodyUsesArePutAway(t *testing.T) {
+	if got := maker.PutAway(maker.MaxPools, 0); len(got) != 0 {
+		t.Errorf("put away although there is room: %v", got)
+	}
+	if diff := cmp.Diff([]string{"0", "2"}, maker.PutAway(maker.MaxPools+2, 1)); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -60,6 +60,7 @@ func newPool(m *Maker, key poolKey, t *template.Template, owner int) *pool {
 		limits:   poolLimits(t.Limits),
 		building: make(chan struct{}, max(2, runtime.NumCPU())),
 		refill:   make(chan struct{}, 1),
+		taken:    time.Now(),
 	}
 }
 
@@ -177,6 +178,19 @@ func (p *pool) calm() bool {
 	case <-p.ctx.Done():
 	}
 	return false
+}
+
+// idle tells whether nobody is being served.
+func (p *pool) idle() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.serving == 0 && p.started
+}
+
+func (p *pool) lastUse() time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.taken
 }
 
 // serve counts a create that is under way, until the function it returns is called.
