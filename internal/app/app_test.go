@@ -181,3 +181,16 @@ func await(t *testing.T, file string, done chan error) app.Address {
 	t.Fatal("no ready file")
 	return app.Address{}
 }
+
+func TestBar(t *testing.T) {
+	for _, c := range []struct {
+		done, total int64
+		want        string
+	}{
+		{0, 0, ""}, {0, 40, " [....................] 0/40"}, {10, 40, " [#####...............] 10/40"}, {41, 40, " [####################] 41/40"},
+	} {
+		if got := app.Bar(c.done, c.total); got != c.want {
+			t.Errorf("%d of %d: %q", c.done, c.total, got)
+		}
+	}
+}

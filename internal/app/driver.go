@@ -54,7 +54,7 @@ func openTemplates(cfg config.Config, log *slog.Logger) (builtTemplates, error) 
 func (t builtTemplates) ensure(ctx context.Context, name string, progress Progress) error {
 	var last string
 	_, err := t.Ensure(ctx, name, func(p template.Progress) {
-		line := "template " + name + ": " + p.Step
+		line := "template " + name + ": " + p.Step + bar(p.Done, p.Total)
 		if p.Message != "" {
 			line += ": " + p.Message
 		}
@@ -64,6 +64,16 @@ func (t builtTemplates) ensure(ctx context.Context, name string, progress Progre
 		}
 	})
 	return err
+}
+
+// bar shows how far a step is that counts what it does.
+func bar(done, total int64) string {
+	const width = 20
+	if total <= 0 {
+		return ""
+	}
+	full := int(min(done, total) * width / total)
+	return fmt.Sprintf(" [%s%s] %d/%d", strings.Repeat("#", full), strings.Repeat(".", width-full), done, total)
 }
 
 // hostTemplates are this host as it is, for a driver that isolates nothing.

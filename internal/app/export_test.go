@@ -5,3 +5,6 @@ var DropPrivilege = func() error { return dropPrivilege(nil) }
 
 // ServerUID is who the server of a data directory becomes.
 func ServerUID(dataDir string) int { return serverUser(dataDir).uid }
+
+// Bar shows progress.
+var Bar = bar
