@@ -35,7 +35,7 @@ func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token stri
 	}
 	l := &live{
 		id: r.ID, tenant: r.Tenant, template: p.template.Name, pool: p, shell: s, started: time.Now(), limits: r.Limits,
-		env: mergeEnv(p.template, r.Env),
+		env: mergeEnv(p.template, r.Env), over: make(chan struct{}),
 	}
 	if err := m.register(l); err != nil {
 		s.kill()
@@ -177,6 +177,7 @@ func (m *Maker) attendLive(l *live) {
 	delete(m.sandboxes, l.id)
 	m.mu.Unlock()
 	m.ends.add(end)
+	close(l.over)
 	m.retire(l.shell)
 }
 
@@ -218,7 +219,7 @@ func (l *live) decide(cause sandbox.Cause, message string, usage sandbox.Usage) 
 	}
 }
 
-// Stop ends a sandbox and returns when its processes are gone; what it held is cleared afterwards.
+// Stop ends a sandbox and returns when its processes are gone and its end is recorded; what it held is cleared afterwards.
 func (m *Maker) Stop(ctx context.Context, id string, cause sandbox.Cause) error {
 	l, err := m.find(id)
 	if err != nil {
@@ -226,7 +227,7 @@ func (m *Maker) Stop(ctx context.Context, id string, cause sandbox.Cause) error 
 	}
 	m.end(l, cause, "")
 	select {
-	case <-l.shell.done:
+	case <-l.over:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)

@@ -76,6 +76,7 @@ type live struct {
 	started  time.Time
 	env      map[string]string
 	limits   template.Limits
+	over     chan struct{} // closed when its end is recorded
 
 	mu       sync.Mutex
 	forked   bool // a kernel was forked into it
