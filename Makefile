@@ -11,7 +11,7 @@ SHELL_C := $(MAKER)/shell/shell.c $(MAKER)/shell/syscalls.h
 SHIM    := kernel/native/shim-$(GOARCH).so
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-all test-isolation fuzz bench-quick lint clean programs FORCE
+.PHONY: build run test test-all test-isolation fuzz bench bench-quick lint clean programs FORCE
 
 build: bin/cove bin/cove-agent
 
@@ -63,6 +63,9 @@ fuzz: programs
 
 bench-quick: build
 	$(GO) run ./bench
+
+# All scenarios there are; so far these are the quick ones.
+bench: bench-quick
 
 LINT := bin/golangci-lint
 $(LINT):
