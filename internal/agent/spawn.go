@@ -6,10 +6,12 @@ import (
 	"math/rand/v2"
 	"os"
 	"path"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
 	"syscall"
+	"unsafe"
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/fault"
@@ -192,16 +194,42 @@ func limiter(args []string) int {
 			_ = syscall.Setrlimit(which, &syscall.Rlimit{Cur: soft, Max: hard})
 		}
 	}
-	env := os.Environ()
+	// The runtime has more address space than a run may get, so nothing may be allocated once that limit is set.
+	debug.SetGCPercent(-1)
+	file, err := syscall.BytePtrFromString(args[2])
+	if err != nil {
+		return 125
+	}
+	argv, err := syscall.SlicePtrFromStrings(args[3:])
+	if err != nil {
+		return 125
+	}
+	env, err := syscall.SlicePtrFromStrings(os.Environ())
+	if err != nil {
+		return 125
+	}
 	set(syscall.RLIMIT_NOFILE, files, files)
 	set(syscall.RLIMIT_CPU, cpu, cpu+1) // SIGXCPU first: it can be told from other ends
-	set(syscall.RLIMIT_AS, memory, memory)
-	err := syscall.Exec(args[2], args[3:], env)
-	os.Stderr.WriteString(args[3] + ": " + err.Error() + "\n")
-	if err == syscall.ENOENT {
+	failed := []byte(args[3] + ": ")
+	space := &syscall.Rlimit{Cur: memory, Max: memory}
+	if memory > 0 {
+		_, _, _ = syscall.RawSyscall6(syscall.SYS_PRLIMIT64, 0, syscall.RLIMIT_AS, uintptr(unsafe.Pointer(space)), 0, 0, 0)
+	}
+	_, _, errno := syscall.RawSyscall(syscall.SYS_EXECVE, uintptr(unsafe.Pointer(file)),
+		uintptr(unsafe.Pointer(&argv[0])), uintptr(unsafe.Pointer(&env[0])))
+	say := func(text []byte) {
+		_, _, _ = syscall.RawSyscall(syscall.SYS_WRITE, 2, uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)))
+	}
+	say(failed)
+	why := errno.Error()
+	say(unsafe.Slice(unsafe.StringData(why), len(why)))
+	say(newline)
+	if errno == syscall.ENOENT {
 		return 127
 	}
 	return 126
 }
+
+var newline = []byte{'\n'}
 
 func itoa(n int) string { return strconv.Itoa(n) }
