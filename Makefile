@@ -11,7 +11,7 @@ SHELL_C := $(MAKER)/shell/shell.c $(MAKER)/shell/syscalls.h
 SHIM    := kernel/native/shim-$(GOARCH).so
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-all test-isolation fuzz bench bench-quick lint clean programs FORCE
+.PHONY: build run test test-all test-isolation fuzz bench bench-quick bench-smoke bench-plot docs lint clean programs FORCE
 
 build: bin/cove bin/cove-agent
 
@@ -28,8 +28,8 @@ bin/cove-agent: FORCE
 $(MAKER)/embedded/agent: bin/cove-agent
 	cmp -s $< $@ || cp $< $@
 
-$(SHIM): kernel/native/shim.c
-	$(CC) -O2 -shared -fPIC -Wall -Wextra -Werror -o $@ $<
+$(SHIM): kernel/native/shim.c kernel/native/branch.c kernel/native/shim.h
+	$(CC) -O2 -shared -fPIC -Wall -Wextra -Werror -o $@ kernel/native/shim.c kernel/native/branch.c
 
 bin/cove: programs FORCE
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./cmd/cove
@@ -64,8 +64,22 @@ fuzz: programs
 bench-quick: build
 	$(GO) run ./bench
 
-# All scenarios there are; so far these are the quick ones.
-bench: bench-quick
+# Every scenario, and the same jobs with docker, runc, crun, bubblewrap and plain processes: up to half an hour.
+bench: build
+	$(GO) run ./bench -full
+
+# The same with two samples each: shows that it works and measures nothing.
+bench-smoke: build
+	$(GO) run ./bench -full -smoke -out bin/bench-smoke
+
+# The picture and the tables of README.md and docs/performance.md, from bench/results/peers.json.
+bench-plot:
+	bench/plot
+
+# What is generated from the code for people to read; tests say when it is stale.
+docs: programs
+	$(GO) test -count=1 -run TheOpenAPIFileIsCurrent ./internal/dialect/cove -update
+	$(GO) test -count=1 -run TheDocsAreCurrent ./internal/cli -update
 
 LINT := bin/golangci-lint
 $(LINT):

@@ -145,10 +145,24 @@ func (c *Client) List(ctx context.Context, req ListRequest) iter.Seq2[SandboxInf
 }
 
 // Templates lists what a sandbox can start from.
-func (c *Client) Templates(ctx context.Context) ([]Template, error) {
+func (c *Client) Templates(ctx context.Context) ([]TemplateInfo, error) {
 	var list TemplateList
 	err := c.do(ctx, http.MethodGet, "/templates", nil, nil, &list)
 	return list.Templates, err
+}
+
+// Template tells about one template.
+func (c *Client) Template(ctx context.Context, name string) (*TemplateInfo, error) {
+	var t TemplateInfo
+	if err := c.do(ctx, http.MethodGet, "/templates/"+url.PathEscape(name), nil, nil, &t); err != nil {
+		return nil, err
+	}
+	return &t, nil
+}
+
+// RemoveTemplate removes a template that a snapshot of your tenant made. Sandboxes that run from it go on.
+func (c *Client) RemoveTemplate(ctx context.Context, name string) error {
+	return c.do(ctx, http.MethodDelete, "/templates/"+url.PathEscape(name), nil, nil, nil)
 }
 
 // EventsRequest picks lifecycle events.

@@ -21,13 +21,32 @@ type Session struct {
 
 // Start starts an interactive command, with a terminal when req has a PTY. The caller reads Events and closes it.
 func (s *Sandbox) Start(ctx context.Context, req ExecRequest) (*Session, error) {
-	hreq, err := s.c.request(ctx, http.MethodGet, s.path("exec"), nil, nil)
+	session, err := s.converse(ctx, "exec")
 	if err != nil {
 		return nil, err
 	}
-	hreq.Header.Set("Connection", "Upgrade")
-	hreq.Header.Set("Upgrade", Protocol)
-	resp, err := s.c.receive(hreq)
+	if err := session.sendJSON(FrameStart, req); err != nil {
+		session.Close()
+		return nil, fmt.Errorf("start command: %w", err)
+	}
+	return session, nil
+}
+
+// Attach joins a command that was started earlier, by its id, tag or pid. Output comes from now on; closing the session
+// leaves the command running.
+func (s *Sandbox) Attach(ctx context.Context, process string) (*Session, error) {
+	return s.converse(ctx, "processes", process, "attach")
+}
+
+// converse switches a connection to frames.
+func (s *Sandbox) converse(ctx context.Context, path ...string) (*Session, error) {
+	req, err := s.c.request(ctx, http.MethodGet, s.path(path...), nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", Protocol)
+	resp, err := s.c.receive(req)
 	if err != nil {
 		return nil, err
 	}
@@ -36,12 +55,7 @@ func (s *Sandbox) Start(ctx context.Context, req ExecRequest) (*Session, error) 
 		resp.Body.Close()
 		return nil, fmt.Errorf("the server answered %s instead of switching to %s: is there a proxy in between?", resp.Status, Protocol)
 	}
-	session := &Session{conn: conn, stop: context.AfterFunc(ctx, func() { conn.Close() })}
-	if err := session.sendJSON(FrameStart, req); err != nil {
-		session.Close()
-		return nil, fmt.Errorf("start command: %w", err)
-	}
-	return session, nil
+	return &Session{conn: conn, stop: context.AfterFunc(ctx, func() { conn.Close() })}, nil
 }
 
 // Events yields what the command tells until its end; there is one reader.

@@ -61,6 +61,46 @@ func (s *Sandbox) SetNetwork(ctx context.Context, n Network) error {
 	return s.update(ctx, http.MethodPut, "network", n)
 }
 
+// Pause stops the sandbox with its memory until it is resumed. One that is paused already is no error.
+func (s *Sandbox) Pause(ctx context.Context, req PauseRequest) error {
+	return s.update(ctx, http.MethodPost, "pause", req)
+}
+
+// Resume lets a paused sandbox go on. One that runs already is no error.
+func (s *Sandbox) Resume(ctx context.Context, req ResumeRequest) error {
+	return s.update(ctx, http.MethodPost, "resume", req)
+}
+
+// Forks is what a fork made.
+type Forks struct {
+	Sandboxes   []*Sandbox
+	NotCopied   []NotCopied // what the sandbox has and its copies do not
+	StallMS     float64     // for how long the sandbox's kernel took no cell
+	MemoryBytes int64       // how much memory was copied
+}
+
+// Fork copies the sandbox: its files, and the memory of one of its kernels. It returns when every copy takes code.
+func (s *Sandbox) Fork(ctx context.Context, req ForkRequest) (*Forks, error) {
+	var result ForkResult
+	if err := s.c.do(ctx, http.MethodPost, s.path("fork"), nil, req, &result); err != nil {
+		return nil, err
+	}
+	f := &Forks{NotCopied: result.NotCopied, StallMS: result.StallMS, MemoryBytes: result.MemoryBytes}
+	for _, info := range result.Sandboxes {
+		f.Sandboxes = append(f.Sandboxes, &Sandbox{SandboxInfo: info, c: s.c})
+	}
+	return f, nil
+}
+
+// Snapshot makes a template of the sandbox's files, which only your tenant can use. The sandbox goes on meanwhile.
+func (s *Sandbox) Snapshot(ctx context.Context, req SnapshotRequest) (*TemplateInfo, error) {
+	var t TemplateInfo
+	if err := s.c.do(ctx, http.MethodPost, s.path("snapshot"), nil, req, &t); err != nil {
+		return nil, err
+	}
+	return &t, nil
+}
+
 func (s *Sandbox) update(ctx context.Context, method, what string, in any) error {
 	var info SandboxInfo
 	if err := s.c.do(ctx, method, s.path(what), nil, in, &info); err != nil {

@@ -13,7 +13,7 @@ type CreateRequest struct {
 	Key string `json:"key,omitempty"`
 	// TimeoutSeconds is how long the sandbox lives; zero is the server's default, negative is for ever where allowed.
 	TimeoutSeconds float64 `json:"timeout_seconds,omitempty"`
-	// IdleTimeoutSeconds ends the sandbox when nobody used it for so long; zero is the server's default, negative never.
+	// IdleTimeoutSeconds is after how long without use IdleAction happens; zero is the server's default, negative never.
 	IdleTimeoutSeconds float64 `json:"idle_timeout_seconds,omitempty"`
 	// Limits that differ from the template's.
 	Limits *Limits `json:"limits,omitempty"`
@@ -25,6 +25,10 @@ type CreateRequest struct {
 	Network *Network `json:"network,omitempty"`
 	// Storage is volatile (default), durable or tmpfs.
 	Storage string `json:"storage,omitempty" enum:"volatile,durable,tmpfs"`
+	// AutoResume lets any use of the sandbox resume it when it is paused; otherwise such a use is refused.
+	AutoResume bool `json:"auto_resume,omitempty"`
+	// IdleAction is what happens when the idle timeout has passed: kill (default) or pause.
+	IdleAction string `json:"idle_action,omitempty" enum:"kill,pause"`
 }
 
 // Limits bound a sandbox; zero leaves the template's.
@@ -49,20 +53,28 @@ type Network struct {
 // SandboxInfo is a sandbox as the server knows it, also after its end.
 type SandboxInfo struct {
 	ID string `json:"id"`
-	// State is starting, running, stopping or ended.
-	State    string            `json:"state" enum:"starting,running,stopping,ended"`
+	// State is starting, running, paused, stopping or ended.
+	State    string            `json:"state" enum:"starting,running,paused,stopping,ended"`
 	Template string            `json:"template"`
 	Key      string            `json:"key,omitempty"`
 	Metadata map[string]string `json:"metadata,omitempty"`
 	Limits   Limits            `json:"limits"`
 	Network  Network           `json:"network"`
 	Storage  string            `json:"storage,omitempty"`
-	// IdleTimeoutSeconds ends the sandbox when nobody used it for so long; absent: never.
-	IdleTimeoutSeconds float64   `json:"idle_timeout_seconds,omitempty"`
-	CreatedAt          time.Time `json:"created_at"`
-	StartedAt          time.Time `json:"started_at,omitzero"`
-	LastUsed           time.Time `json:"last_used,omitzero"`
-	// Deadline is when its lifetime passes; absent: never.
+	// ForkedFrom is the sandbox that this one was copied from.
+	ForkedFrom string `json:"forked_from,omitempty"`
+	// IdleTimeoutSeconds is after how long without use IdleAction happens; absent: never. It stands still while paused.
+	IdleTimeoutSeconds float64 `json:"idle_timeout_seconds,omitempty"`
+	// IdleAction is kill or pause.
+	IdleAction string `json:"idle_action,omitempty" enum:"kill,pause"`
+	// AutoResume is true when any use resumes the sandbox while it is paused.
+	AutoResume bool      `json:"auto_resume,omitempty"`
+	CreatedAt  time.Time `json:"created_at"`
+	StartedAt  time.Time `json:"started_at,omitzero"`
+	LastUsed   time.Time `json:"last_used,omitzero"`
+	// PausedAt is since when it is paused; absent while it is not.
+	PausedAt time.Time `json:"paused_at,omitzero"`
+	// Deadline is when its lifetime, or while it is paused that of its pause, passes; absent: never.
 	Deadline time.Time `json:"deadline,omitzero"`
 	EndedAt  time.Time `json:"ended_at,omitzero"`
 	// Cause is why it ended: killed, expired, idle, oom, agent_died, maker_died, host_reboot, start_failed, shutdown.
@@ -83,6 +95,68 @@ type SandboxList struct {
 // TimeoutRequest gives a sandbox a new lifetime, counted from now.
 type TimeoutRequest struct {
 	TimeoutSeconds float64 `json:"timeout_seconds"`
+}
+
+// ForkRequest asks for copies of a running sandbox: its files, and the memory of one of its kernels.
+type ForkRequest struct {
+	// Count is how many copies, 1 to 100; absent is 1. All of them are made, or none.
+	Count int `json:"count,omitempty"`
+	// Kernel whose memory is copied; empty is the one the sandbox was born with.
+	Kernel string `json:"kernel,omitempty"`
+	// Busy says what to do while the kernel runs a cell: wait (default) or refuse.
+	Busy string `json:"busy,omitempty" enum:"wait,refuse"`
+	// WaitSeconds is how long the fork may take with busy wait, at most 3600; zero is 30.
+	WaitSeconds float64 `json:"wait_seconds,omitempty"`
+	// TimeoutSeconds is how long the copies live; zero is the server's default, negative is for ever where allowed.
+	TimeoutSeconds float64 `json:"timeout_seconds,omitempty"`
+	// Env is added to the template's environment in the copies.
+	Env map[string]string `json:"env,omitempty"`
+	// InheritEnv gives the copies the environment too that the sandbox was created with, secrets in it included.
+	InheritEnv bool `json:"inherit_env,omitempty"`
+	// Metadata of the copies; they do not have the sandbox's.
+	Metadata map[string]string `json:"metadata,omitempty"`
+}
+
+// ForkResult is what a fork made.
+type ForkResult struct {
+	Sandboxes []SandboxInfo `json:"sandboxes"`
+	// NotCopied is what the sandbox has and its copies do not.
+	NotCopied []NotCopied `json:"not_copied"`
+	// StallMS is for how long the sandbox's kernel took no cell.
+	StallMS float64 `json:"stall_ms"`
+	// MemoryBytes is how much memory was copied.
+	MemoryBytes int64 `json:"memory_bytes"`
+}
+
+// NotCopied is one thing that a copy of a sandbox does not have.
+type NotCopied struct {
+	// Kind is process, kernel, file, socket, pipe, memory or environment.
+	Kind string `json:"kind"`
+	// What it is, in one line for a person.
+	What string `json:"what"`
+}
+
+// PauseRequest stops a sandbox until it is resumed. It keeps its memory and costs no processor time.
+type PauseRequest struct {
+	// TimeoutSeconds is how long it may stay paused before it ends; zero is the server's default, negative is for ever
+	// where allowed.
+	TimeoutSeconds float64 `json:"timeout_seconds,omitempty"`
+	// AutoResume lets any use of the sandbox resume it; absent leaves it as it is.
+	AutoResume *bool `json:"auto_resume,omitempty"`
+}
+
+// ResumeRequest lets a paused sandbox go on.
+type ResumeRequest struct {
+	// TimeoutSeconds is a new lifetime from now; zero goes on with what was left of the old one when it was paused,
+	// negative is for ever where allowed.
+	TimeoutSeconds float64 `json:"timeout_seconds,omitempty"`
+}
+
+// SnapshotRequest makes a template of a sandbox's files as they are now.
+type SnapshotRequest struct {
+	// Name of the template: up to 63 lower-case letters, digits, dots, dashes and underscores.
+	Name        string `json:"name"`
+	Description string `json:"description,omitempty"`
 }
 
 // SandboxUsage is what a sandbox uses, by the host's own accounting.
@@ -393,23 +467,44 @@ type FileChange struct {
 	IsDir bool   `json:"is_dir,omitempty"`
 }
 
-// Template is something a sandbox can start from.
-type Template struct {
+// TemplateInfo is something a sandbox can start from.
+type TemplateInfo struct {
 	Name        string `json:"name"`
 	Description string `json:"description,omitempty"`
 	// From is the template that this one adds to.
 	From string `json:"from,omitempty"`
+	// Source is built-in, file (the operator's definition) or snapshot (of a sandbox's files).
+	Source string `json:"source" enum:"built-in,file,snapshot"`
 	// Digest of its content; absent while it is not built.
 	Digest string `json:"digest,omitempty"`
-	// Python is the version of its interpreter; absent when it has none.
-	Python  string   `json:"python,omitempty"`
-	Preload []string `json:"preload,omitempty"`
-	Limits  Limits   `json:"limits"`
+	// Built is true when a sandbox can start from it now. What follows of it is known only then.
+	Built bool `json:"built"`
+	// TenantOwned is true when it is your tenant's own: nobody else can use it, and you can remove it.
+	TenantOwned bool `json:"tenant_owned"`
+	// User is who processes run as.
+	User    string `json:"user,omitempty"`
+	Workdir string `json:"workdir,omitempty"`
+	// Sudo is true when that user may become root of the sandbox.
+	Sudo bool `json:"sudo,omitempty"`
+	// Python is absent when it has none.
+	Python *TemplatePython `json:"python,omitempty"`
+	Limits Limits          `json:"limits"`
+	// Warnings say what the host lacks or what was left out.
+	Warnings  []string  `json:"warnings,omitempty"`
+	CreatedAt time.Time `json:"created_at,omitzero"`
 }
 
-// TemplateList is every template of the server.
+// TemplatePython is the interpreter of a template's kernels.
+type TemplatePython struct {
+	Executable string `json:"executable"`
+	Version    string `json:"version,omitempty"`
+	// Preload lists the modules that every kernel has imported already.
+	Preload []string `json:"preload,omitempty"`
+}
+
+// TemplateList is every template that you can use.
 type TemplateList struct {
-	Templates []Template `json:"templates"`
+	Templates []TemplateInfo `json:"templates"`
 }
 
 // LifecycleEvent is one thing that happened to a sandbox: a line of the NDJSON stream of events.
@@ -418,8 +513,10 @@ type LifecycleEvent struct {
 	Seq     int64     `json:"seq,omitempty"`
 	At      time.Time `json:"at,omitzero"`
 	Sandbox string    `json:"sandbox,omitempty"`
-	// Type is created, started, adopted, lifetime_changed, network_changed or ended; fault when the stream breaks.
-	Type     string    `json:"type" enum:"created,started,adopted,lifetime_changed,network_changed,ended,fault"`
+	// Type is created, started, adopted, lifetime_changed, network_changed, paused, resumed, forked, snapshot or ended;
+	// fault when the stream breaks. A fork is told on both sides: the message of a copy is the id of its parent, that of
+	// the parent the ids of its copies.
+	Type     string    `json:"type" enum:"created,started,adopted,lifetime_changed,network_changed,paused,resumed,forked,snapshot,ended,fault"`
 	Deadline time.Time `json:"deadline,omitzero"`
 	Cause    string    `json:"cause,omitempty"`
 	Message  string    `json:"message,omitempty"`

@@ -284,7 +284,11 @@ func (s *server) countServer(t testing.TB, c census) {
 	}
 	metrics := s.metrics(t)
 	c["server's goroutines"] = int(metrics["go_goroutines"])
-	c["server's sandboxes"] = int(metrics[`cove_sandboxes{state="running"}`])
+	for name, n := range metrics {
+		if strings.HasPrefix(name, "cove_sandboxes{") {
+			c["server's sandboxes"] += int(n)
+		}
+	}
 	c["server's runs"] = int(metrics["cove_runs_active"])
 }
 

@@ -19,6 +19,7 @@ import re
 import resource
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -28,14 +29,19 @@ import types
 # The kinds of frame a kernel sees; the numbers are those of the Go package agentapi.
 FRAME_REQUEST = 1
 FRAME_EVENT = 2
+FRAME_CONTROL = 8
 FRAME_KINDS = 9
 
 MAX_PAYLOAD = 16 << 20  # what one frame may carry
 MAX_EVENT = 8 << 20  # what one event may carry; more is replaced by a note
+MAX_LOST = 100  # things that a branch tells it has not
 HIGH_FD = 900  # the socket moves up here, out of the way of code that counts descriptors
+MEMORY_DEVICES = 1  # the major number of /dev/null and its like
+RLIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 
 HEADER = struct.Struct(">B3sI")
 ZEROS = b"\0\0\0"
+DESCRIPTOR_ROOM = socket.CMSG_SPACE(4 * 4)
 
 encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
 
@@ -82,6 +88,7 @@ class Channel:
         self.identity = identity(fd)
         self.lock = threading.Lock()
         self.buffer = bytearray()
+        self.descriptors = []  # that came with frames
 
     def check(self):
         # Code that ran here may have closed our descriptor and opened a file with the same number: never write
@@ -114,7 +121,7 @@ class Channel:
         while len(buffer) < n:
             self.check()
             try:
-                chunk = self.sock.recv(max(65536, min(n - len(buffer), 1 << 20)))
+                chunk = self._receive(max(65536, min(n - len(buffer), 1 << 20)))
             except ConnectionResetError:
                 chunk = b""
             except OSError as e:
@@ -127,6 +134,14 @@ class Channel:
         data = bytes(buffer[:n])
         del buffer[:n]
         return data
+
+
+    def _receive(self, n):
+        chunk, ancillary, _, _ = self.sock.recvmsg(n, DESCRIPTOR_ROOM, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self.descriptors += struct.unpack("%di" % (len(payload) // 4), payload[: len(payload) // 4 * 4])
+        return chunk
 
 
 # --- values that become JSON ------------------------------------------------------------------------------------------
@@ -1445,9 +1460,10 @@ class Kernel:
         self.streams.open()
         self.shell.forked()
 
-    def serve(self, sock):
+    def serve(self, sock, brancher=None):
         """Answer requests until the socket closes. Does not return."""
         self.channel = Channel(sock)
+        self.brancher = brancher
         self.streams.keep()
         self.on_interrupt = self.on_interrupt
         self.listen()
@@ -1457,19 +1473,89 @@ class Kernel:
                 sys.path.insert(1, path)
         status = 0
         try:
-            ready = {"type": "ready", "pid": os.getpid(), "message": self.shell.name}
-            self.channel.send(FRAME_EVENT, encode_event(ready))
+            self.say_ready()
             while True:
                 frame = self.channel.receive()
                 if frame is None:
                     break
                 if frame[0] == FRAME_REQUEST:
                     self.run(parse_request(frame[1]))
+                elif frame[0] == FRAME_CONTROL:
+                    self.branch(self.channel.descriptors)
         except Lost as e:
             status = self.give_up(e, 74)
         except ProtocolError as e:
             status = self.give_up(e, 76)
         self.finish(status)
+
+    def say_ready(self, **more):
+        ready = dict(type="ready", pid=os.getpid(), message=self.shell.name, **more)
+        self.channel.send(FRAME_EVENT, encode_event(ready))
+
+    # Branching.
+
+    def branch(self, descriptors):
+        """Let a copy of this process be taken; in the copy, begin a life in another sandbox."""
+        talk, descriptors[:] = list(descriptors), []
+        try:
+            why = "no socket came with the order" if len(talk) != 1 else self.unbranchable()
+            if not why:
+                why = self.branch_over(talk[0])
+        except Exception as e:
+            if self.channel is None:
+                raise  # in a branch that cannot speak yet: it ends, and says why on its standard error
+            why = "%s: %s" % (type(e).__name__, error_text(e))
+        finally:
+            for fd in talk:
+                try:
+                    os.close(fd)
+                except OSError:
+                    pass
+        if why is not None:
+            self.channel.send(FRAME_EVENT, encode_event({"type": "branched", "message": why}))
+
+    def unbranchable(self):
+        if self.brancher is None:
+            return "this kernel was not forked from a zygote"
+        alive = len(os.listdir("/proc/self/task"))
+        if alive > 1:
+            return ("the kernel has %d threads beside the one that runs cells, and a copy would lose them; let them end first "
+                    "(pools of threads, such as a ThreadPoolExecutor, have to be shut down)" % (alive - 1))
+        return ""
+
+    def branch_over(self, talk):
+        """An empty text in the kernel that went on, None in a branch, else why there is none."""
+        self.streams.flush()
+        # Our own descriptors are made anew; what a cell has open is opened again where that can be done.
+        own = {0, 1, 2, self.channel.fd, talk, *self.streams.kept}
+        files = [f for f in open_files() if f["fd"] not in own]
+        cwd, umask = current_directory(), os.umask(0o022)
+        os.umask(umask)
+        limits = {i: resource.getrlimit(i) for i in RLIMITS}
+        channel, self.channel = self.channel, None  # whatever runs at a fork sees a kernel without one
+        try:
+            pid, sock = self.brancher.branch(talk)
+        except BaseException:  # a signal's handler may raise anything
+            self.channel = channel
+            raise
+        if pid:
+            self.channel = channel
+            return ""
+        channel.sock.detach()
+        self.streams.kept = []
+        sock = clear_of(sock, [f["fd"] for f in files])
+        os.umask(umask)
+        go_back(cwd)
+        lost = reopen(files)
+        self.shell.loop.loop = None  # its descriptors were the parent's
+        connection = socket.socket(fileno=sock)
+        self.brancher.settle_branch(connection)
+        keep_limits(limits)
+        self.shell.forked()
+        self.channel = Channel(connection)
+        self.streams.keep()
+        self.say_ready(lost=lost[:MAX_LOST])
+        return None
 
     def give_up(self, error, status):
         self.running = False
@@ -1478,6 +1564,102 @@ class Kernel:
         except OSError:
             pass
         return status
+
+
+def open_files():
+    """What this process has open: number, kind, and where a file is and how far it was read."""
+    files = []
+    ours = "/proc/%d/" % os.getpid()
+    for text in os.listdir("/proc/self/fd"):
+        try:
+            fd = int(text)
+            st = os.fstat(fd)
+            kind = stat.S_IFMT(st.st_mode)
+            path = os.readlink("/proc/self/fd/" + text)
+            with open("/proc/self/fdinfo/" + text) as f:
+                info = dict(line.split(":", 1) for line in f if ":" in line)
+        except (OSError, ValueError):
+            continue  # the directory that was being listed
+        if path.startswith(ours):
+            path = "/proc/self/" + path[len(ours):]
+        # The simple devices (null, zero, random …) are the same everywhere; a terminal opened again would be another.
+        stays = kind not in (stat.S_IFCHR, stat.S_IFBLK) or os.major(st.st_rdev) == MEMORY_DEVICES
+        kind = {stat.S_IFSOCK: "socket", stat.S_IFIFO: "pipe"}.get(kind, "file")
+        files.append({"fd": fd, "kind": kind, "path": path, "flags": int(info.get("flags", "0"), 8),
+                      "position": int(info.get("pos", "0")), "stays": stays and kind == "file"})
+    return files
+
+
+def clear_of(fd, taken):
+    """The same descriptor under a number that nobody needs."""
+    if fd > 2 and fd not in taken:
+        return fd
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = 1 << 16 if limit == resource.RLIM_INFINITY else limit
+    for numbers in range(HIGH_FD, limit), range(min(HIGH_FD, limit) - 1, 2, -1):
+        for number in numbers:
+            if number not in taken and not is_open(number):
+                os.dup2(fd, number, inheritable=False)
+                os.close(fd)
+                return number
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def keep_limits(limits):
+    """Take over the limits that a cell has set. How many files may be open was given to each sandbox: of that, only what a
+    cell has lowered."""
+    for i, wanted in limits.items():
+        own = resource.getrlimit(i)
+        if i == resource.RLIMIT_NOFILE and wanted[0] == wanted[1]:
+            continue
+        soft, hard = (min(w, own[1], key=lambda n: float("inf") if n == resource.RLIM_INFINITY else n) for w in wanted)
+        if i == resource.RLIMIT_NOFILE:
+            hard = own[1]
+        if (soft, hard) != own:
+            try:
+                resource.setrlimit(i, (soft, hard))
+            except (OSError, ValueError):
+                pass  # a comfort
+
+
+def go_back(directory):
+    for place in (directory, os.environ.get("HOME"), "/"):
+        try:
+            if place:
+                os.chdir(place)
+                return
+        except OSError:
+            pass
+
+
+def reopen(files):
+    """Give every number its file again. What is no file, or is there no more, becomes an end that nobody holds the other
+    of: reading finds the end, writing fails. What was lost."""
+    lost = []
+    once = os.O_CREAT | os.O_EXCL | os.O_TRUNC
+    for f in files:
+        try:
+            if not f["stays"] or not f["path"].startswith("/") or f["path"].endswith(" (deleted)"):
+                raise OSError(errno.ENXIO, "not a file")
+            fd = os.open(f["path"], f["flags"] & ~once | os.O_NOCTTY | os.O_NONBLOCK)
+            if not f["flags"] & os.O_NONBLOCK:
+                os.set_blocking(fd, True)
+            try:
+                os.lseek(fd, f["position"], os.SEEK_SET)
+            except OSError:
+                pass  # a device
+        except OSError:
+            ours, theirs = socket.socketpair()
+            theirs.close()
+            fd = ours.detach()
+            lost.append({"kind": f["kind"], "what": safe_text("%s (descriptor %d)" % (f["path"], f["fd"]))[:200]})
+        inheritable = not f["flags"] & os.O_CLOEXEC
+        if fd != f["fd"]:
+            os.dup2(fd, f["fd"], inheritable=inheritable)
+            os.close(fd)
+        elif inheritable:
+            os.set_inheritable(fd, True)
+    return lost
 
 
 def parse_request(payload):
@@ -1586,9 +1768,9 @@ def forked():
     prepare().forked()
 
 
-def serve(sock):
+def serve(sock, brancher=None):
     """Be the kernel behind this socket. Does not return."""
-    prepare().serve(sock)
+    prepare().serve(sock, brancher)
 
 
 def main(argv):

@@ -34,7 +34,7 @@ CHILD_SOCKET = 3
 FRAME_CONTROL = 8
 MAX_ENVIRONMENT = 1 << 20
 EXIT_SETUP = 71  # a child that could not enter its sandbox; its stderr says why
-SHIM_VERSION = 1
+SHIM_VERSION = 2
 
 # In the environment while importing: no thread pools, whose threads a fork would lose, no windows, no files outside
 # /tmp.
@@ -109,6 +109,8 @@ class Shim:
         if status:
             raise OSError("%s cannot be used here: %d" % (path, status))
         self.lib.cove_immortalise.restype = ctypes.c_long
+        self.lib.cove_become.restype = ctypes.c_char_p
+        self.socket = ctypes.c_int(-1)
         self.pidfd = ctypes.c_int(-1)
         self.step = ctypes.c_char_p()
 
@@ -118,6 +120,18 @@ class Shim:
         if pid < 0:
             raise OSError(-pid, "%s: %s" % ((self.step.value or b"").decode(), os.strerror(-pid)))
         return pid, (self.pidfd.value if pid else None)
+
+
+    def branch(self, talk):
+        """In a kernel that is to be copied: (pid of the copy, None), or (0, its socket) in each branch."""
+        pid = self.lib.cove_branch(talk, ctypes.byref(self.socket))
+        if pid < 0:
+            raise OSError(-pid, "fork: " + os.strerror(-pid))
+        return pid, (None if pid else self.socket.value)
+
+    def become(self, sock):
+        """In a newborn: go on as a branch of another kernel. Returns only why not."""
+        return (self.lib.cove_become(sock) or b"").decode("utf-8", "replace")
 
 
 class Slow:
@@ -741,13 +755,27 @@ class Zygote:
                 self.rehearse_once()  # nobody waits yet: touch the memory that a first cell will
             reseed()
             birth = read_birth(sock)  # a kernel forked ahead waits here
+            if birth.get("branch"):
+                raise RuntimeError("no branch: " + self.way.become(sock.fileno()))
             limit_open_files(birth.get("open_files"))
             take_environment(birth["env"])
             self.kernel.forked()
-            self.kernel.serve(sock)
+            self.kernel.serve(sock, self if isinstance(self.way, Shim) else None)
         except BaseException as e:
             os.write(2, ("kernel: %s: %s\n" % (type(e).__name__, e)).encode("utf-8", "replace"))
         os._exit(EXIT_SETUP)
+
+    # In a kernel, which is our child and has us in its memory.
+
+    def branch(self, talk):
+        return self.way.branch(talk)
+
+    def settle_branch(self, sock):
+        """In a branch: be one of a kind, and take the environment that was granted."""
+        reseed()
+        birth = read_birth(sock)
+        limit_open_files(birth.get("open_files"))
+        take_environment(birth["env"])
 
     def leave_zygote(self):
         self.control.detach()  # the number is the kernel's socket now

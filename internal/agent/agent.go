@@ -159,8 +159,15 @@ func (a *Agent) spawn(f func()) bool {
 }
 
 // HandleConn serves the one operation of a connection and closes it.
-func (a *Agent) HandleConn(nc net.Conn) {
+func (a *Agent) HandleConn(nc net.Conn) { a.handle(nc, nil) }
+
+// handle serves a connection that may have come with a socket for a kernel, which is closed with it.
+func (a *Agent) handle(nc net.Conn, talk *os.File) {
 	l := newLink(nc)
+	l.talk = talk
+	if talk != nil {
+		defer talk.Close()
+	}
 	a.mu.Lock()
 	if a.closed {
 		a.mu.Unlock()
@@ -235,6 +242,7 @@ func init() {
 		agentapi.OpWatch:       stream((*Agent).watch),
 		agentapi.OpDial:        stream((*Agent).dial),
 		agentapi.OpMetrics:     answer((*Agent).metrics),
+		agentapi.OpBranch:      stream((*Agent).branch),
 	}
 }
 

@@ -27,10 +27,16 @@ type run struct {
 	events  int
 	bytes   int
 
+	branch   bool        // no cell: the kernel is copied
+	others   []agentapi.Lost
+	branched atomic.Bool // the copy stands
+	left     atomic.Bool // nobody waits for it any more
+
 	// guarded by the kernel's mu
-	timer *time.Timer
-	grace *time.Timer
-	cause agentapi.Outcome // why we interrupted it, when we did
+	released bool // of a branch: the kernel goes on
+	timer    *time.Timer
+	grace    *time.Timer
+	cause    agentapi.Outcome // why we interrupted it, when we did
 }
 
 // run is the operation: it queues the cell, then hears its client until the cell has ended.
@@ -100,6 +106,10 @@ func (k *kernel) send(r *run) {
 	if r == nil {
 		return
 	}
+	if r.branch {
+		k.sendBranch(r)
+		return
+	}
 	err := agentapi.WriteJSON(k.conn, agentapi.FrameRequest, agentapi.KernelRequest{
 		ID: newID("r"), Code: r.params.Code, Env: r.params.Env, Cwd: r.params.Cwd, Silent: r.params.Silent,
 	})
@@ -167,6 +177,10 @@ func (k *kernel) leave(r *run) {
 	}
 	running := k.current.Load() == r
 	k.mu.Unlock()
+	if r.branch {
+		k.leaveBranch(r, running)
+		return
+	}
 	if running && r.params.Disconnect != agentapi.DisconnectSurvive {
 		k.stop(r, agentapi.OutcomeInterrupted)
 	}
@@ -177,7 +191,11 @@ func (k *kernel) hear(e agentapi.Event, size int) error {
 		return k.becomeReady(e)
 	}
 	r := k.current.Load()
-	if r == nil || !r.started.Load() && e.Type != agentapi.EventStarted {
+	if r != nil && r.branch && e.Type == agentapi.EventBranch {
+		k.hearBranch(r, e)
+		return nil
+	}
+	if r == nil || r.branch || !r.started.Load() && e.Type != agentapi.EventStarted {
 		k.stray++
 		if k.stray > maxStrayEvents {
 			return &agentapi.ProtocolError{Reason: "the kernel flooded its agent between cells"}
@@ -237,7 +255,7 @@ func (k *kernel) drain(r *run) {
 
 // output sends bytes to the current run, or keeps a little for the next; out is held.
 func (k *kernel) output(r *run, kind agentapi.FrameKind, b *chunk, n int) {
-	if r != nil {
+	if r != nil && !r.branch {
 		_ = r.link.chunk(kind, b, n)
 		return
 	}
@@ -270,7 +288,7 @@ func (k *kernel) pumpOnce(fd int, kind agentapi.FrameKind) error {
 	k.out.Lock()
 	defer k.out.Unlock()
 	r := k.current.Load()
-	for r != nil && !r.started.Load() && !k.shut {
+	for r != nil && !r.branch && !r.started.Load() && !k.shut {
 		k.began.Wait()
 		r = k.current.Load()
 	}

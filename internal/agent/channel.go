@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/fault"
@@ -45,7 +46,7 @@ func (a *Agent) serveChannel(ch *net.UnixConn, first bool) error {
 
 // message acts on one message. A further channel may only bring connections.
 func (a *Agent) message(m agentapi.Message, fds []int, first bool) {
-	if !first && m.Type != agentapi.MessageConn {
+	if !first && m.Type != agentapi.MessageConn && m.Type != agentapi.MessageBranch {
 		agentapi.CloseDescriptors(fds)
 		return
 	}
@@ -57,6 +58,17 @@ func (a *Agent) message(m agentapi.Message, fds []int, first bool) {
 		}
 		if !a.spawn(func() { a.HandleConn(conn) }) {
 			conn.Close()
+		}
+	case agentapi.MessageBranch:
+		conn, err := agentapi.DescriptorConn(fds[0])
+		if err != nil {
+			agentapi.CloseDescriptors(fds[1:])
+			return
+		}
+		talk := os.NewFile(uintptr(fds[1]), "talk")
+		if !a.spawn(func() { a.handle(conn, talk) }) {
+			conn.Close()
+			talk.Close()
 		}
 	case agentapi.MessageChannel:
 		ch, err := agentapi.Channel(fds[0])

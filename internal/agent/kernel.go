@@ -482,6 +482,7 @@ func (k *kernel) becomeReady(e agentapi.Event) error {
 	k.isReady = true
 	k.info.State = agentapi.KernelIdle
 	k.info.IPython = strings.HasPrefix(e.Message, "ipython")
+	k.info.Lost = e.Lost
 	close(k.ready)
 	next := k.next()
 	k.mu.Unlock()

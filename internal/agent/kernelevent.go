@@ -15,6 +15,7 @@ const (
 	maxStrayEvents = 1_000     // events between runs, which are dropped
 	maxTraceback   = 1_000     // lines
 	maxMIMETypes   = 100
+	maxLost        = 100
 )
 
 // DecodeKernelEvent reads a frame of a kernel and keeps only what that kind of event may say.
@@ -31,6 +32,11 @@ func DecodeKernelEvent(f agentapi.Frame) (agentapi.Event, error) {
 	switch in.Type {
 	case agentapi.EventReady:
 		out.PID, out.Message = in.PID, clip(in.Message, 256)
+		for _, lost := range in.Lost[:min(len(in.Lost), maxLost)] {
+			out.Lost = append(out.Lost, agentapi.Lost{Kind: clip(lost.Kind, 16), What: clip(lost.What, 256)})
+		}
+	case agentapi.EventBranch:
+		out.Message = clip(in.Message, 1024)
 	case agentapi.EventStarted:
 		out.Count = max(0, in.Count)
 	case agentapi.EventResult:

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -23,6 +24,7 @@ var chunks = sync.Pool{New: func() any { return new(chunk) }}
 type link struct {
 	conn net.Conn
 	in   *agentapi.Reader
+	talk *os.File // of OpBranch: what the kernel is given; else nil
 
 	mu    sync.Mutex // held for one frame
 	ended bool       // End was sent, or the peer is gone

@@ -45,6 +45,7 @@ const (
 	OpWatch       Op = "watch"        // WatchParams; Event started, then file events until the client leaves
 	OpDial        Op = "dial"         // DialParams; Event started, then Data frames both ways; EOF is a half close
 	OpMetrics     Op = "metrics"      // none → Metrics
+	OpBranch      Op = "branch"       // BranchParams: Event branched when a copy stands; the kernel takes no cell until the client leaves
 )
 
 // Request is the first frame of a connection.
@@ -65,15 +66,16 @@ type EventType string
 
 // The events of a run, in the order they may come: started, any of the middle ones, end.
 const (
-	EventStarted EventType = "started" // the process or cell has begun
-	EventStdout  EventType = "stdout"  // Data
-	EventStderr  EventType = "stderr"  // Data
-	EventResult  EventType = "result"  // Result: a displayed value or the value of the last expression
-	EventError   EventType = "error"   // Error: the code raised
-	EventFile    EventType = "file"    // File: something changed under a watched path
-	EventNotice  EventType = "notice"  // Message: the agent tells something worth showing, such as a restarted kernel
-	EventReady   EventType = "ready"   // kernel to agent only: it can take cells
-	EventEnd     EventType = "end"     // End: always the last
+	EventStarted EventType = "started"  // the process or cell has begun
+	EventStdout  EventType = "stdout"   // Data
+	EventStderr  EventType = "stderr"   // Data
+	EventResult  EventType = "result"   // Result: a displayed value or the value of the last expression
+	EventError   EventType = "error"    // Error: the code raised
+	EventFile    EventType = "file"     // File: something changed under a watched path
+	EventNotice  EventType = "notice"   // Message: the agent tells something worth showing, such as a restarted kernel
+	EventReady   EventType = "ready"    // kernel to agent only: it can take cells
+	EventBranch  EventType = "branched" // a copy of the kernel was made, after Count µs; from a kernel with Message: why not
+	EventEnd     EventType = "end"      // End: always the last
 )
 
 // Event is one thing a run tells. It is made once, by kernel or agent, and every dialect encodes this same value.
@@ -90,6 +92,13 @@ type Event struct {
 	Entry   *Entry     `json:"entry,omitempty"`   // started, for read
 	Message string     `json:"message,omitempty"` // notice
 	End     *End       `json:"end,omitempty"`     // end
+	Lost    []Lost     `json:"lost,omitempty"`    // ready, of a branch
+}
+
+// Lost is something that a kernel had and its branch has not.
+type Lost struct {
+	Kind string `json:"kind"` // "socket", "pipe", "file"
+	What string `json:"what"`
 }
 
 // Result is one rich value: the same thing in several MIME types. Text types are JSON strings, binary types are
@@ -287,6 +296,13 @@ type Kernel struct {
 	Message  string      `json:"message,omitempty"` // why it died
 	IPython  bool        `json:"ipython,omitempty"`
 	Warm     bool        `json:"warm,omitempty"` // forked from a zygote rather than started
+	Lost     []Lost      `json:"lost,omitempty"` // of a branch
+}
+
+// BranchParams say which kernel is to be copied.
+type BranchParams struct {
+	Kernel string `json:"kernel,omitempty"` // empty: DefaultKernel
+	Refuse bool   `json:"refuse,omitempty"` // when it is busy; otherwise its turn is waited for
 }
 
 // EntryType is what a path is.

@@ -5,7 +5,7 @@ package agentapi
 //
 // The agent's first channel is descriptor 3 and belongs to whoever made the sandbox; when it closes, the agent exits,
 // and the sandbox with it: a sandbox that nobody watches must not outlive its maker. A further channel, received by
-// MessageChannel, only takes MessageConn; when it closes the agent forgets it and goes on.
+// MessageChannel, only takes MessageConn and MessageBranch; when it closes the agent forgets it and goes on.
 
 // MessageType is the kind of a channel message.
 type MessageType string
@@ -14,6 +14,7 @@ type MessageType string
 const (
 	MessageBoot    MessageType = "boot"    // Boot; once, before anything else
 	MessageConn    MessageType = "conn"    // descriptors: a stream socket that carries one operation
+	MessageBranch  MessageType = "branch"  // descriptors: a stream socket that carries OpBranch, and the socket it gives the kernel
 	MessageChannel MessageType = "channel" // descriptors: another channel
 	MessageKernel  MessageType = "kernel"  // Kernel; descriptors: see KernelDescriptors
 	MessageExit    MessageType = "exit"    // KernelExit: how an adopted kernel's process ended, as its parent saw it
@@ -62,6 +63,9 @@ const MaxMessage = 64 << 10
 type KernelBirth struct {
 	Env       map[string]string `json:"env"`
 	OpenFiles int               `json:"open_files,omitempty"`
+	// Branch: the rest of its memory is another kernel's. It becomes that by what comes next on its socket, and reads
+	// then another of these.
+	Branch bool `json:"branch,omitempty"`
 }
 
 // KernelRequest asks a kernel to run one cell.

@@ -156,3 +156,15 @@ func ReceiveDescriptors(conn *net.UnixConn, want int) ([]int, error) {
 	}
 	return fds, nil
 }
+
+// WriteWithDescriptors sends a frame on a stream socket with descriptors beside its first byte; they stay open here.
+func WriteWithDescriptors(conn *net.UnixConn, kind FrameKind, payload []byte, fds ...int) error {
+	frame := make([]byte, HeaderSize+len(payload))
+	PutHeader(frame, kind, len(payload))
+	copy(frame[HeaderSize:], payload)
+	n, _, err := conn.WriteMsgUnix(frame, syscall.UnixRights(fds...), nil)
+	if err == nil && n < len(frame) {
+		_, err = conn.Write(frame[n:])
+	}
+	return err
+}

@@ -81,6 +81,30 @@ func (c *Client) KernelWait(ctx context.Context, p KernelParams) (Kernel, error)
 	return ask[Kernel](ctx, c, OpKernelWait, p)
 }
 
+// Branch has a copy made of a kernel and returns when it stands; the kernel takes no cell until release and has taken
+// none for as long as Branched says. The connection must have been opened with a MessageBranch.
+func (c *Client) Branch(ctx context.Context, p BranchParams) (b Branched, release func(), err error) {
+	l, err := c.open(ctx, OpBranch, p)
+	if err != nil {
+		return b, nil, err
+	}
+	e, err := l.event()
+	if err == nil && e.Type != EventBranch {
+		err = l.fault(&ProtocolError{"a branch began with " + string(e.Type)})
+	}
+	if err != nil {
+		l.close()
+		return b, nil, err
+	}
+	return Branched{Stalled: time.Duration(e.Count) * time.Microsecond, Others: e.Lost}, l.close, nil
+}
+
+// Branched is what an agent tells of a copy.
+type Branched struct {
+	Stalled time.Duration // how long the kernel had been held when the copy stood
+	Others  []Lost        // other kernels and processes of the sandbox
+}
+
 // KernelStop kills a kernel with its children.
 func (c *Client) KernelStop(ctx context.Context, p KernelParams) error {
 	return c.call(ctx, OpKernelStop, p, nil)
@@ -369,14 +393,24 @@ func (l *link) fault(err error) error {
 
 // Stream is a running operation. Events may be read by one goroutine while others send.
 type Stream struct {
-	link  *link
-	first *Event
-	onEnd func(End)
+	link    *link
+	first   *Event
+	onEnd   func(End)
+	onClose func()
 }
 
-// OnEnd calls f with the run's end just before Events yields it, for whoever hands the stream on and wants to know.
-// It is set before Events is.
-func (s *Stream) OnEnd(f func(End)) { s.onEnd = f }
+// OnEnd calls f with the run's end just before Events yields it, for whoever hands the stream on and wants to know; there
+// may be several. It is set before Events is read.
+func (s *Stream) OnEnd(f func(End)) {
+	if first := s.onEnd; first != nil {
+		s.onEnd = func(end End) { first(end); f(end) }
+		return
+	}
+	s.onEnd = f
+}
+
+// OnClose calls f whenever the stream is closed, which may be more than once. It is set before the stream is handed on.
+func (s *Stream) OnClose(f func()) { s.onClose = f }
 
 // Events yields what the run tells, EventEnd last. Leaving the loop closes the connection.
 func (s *Stream) Events() iter.Seq2[Event, error] {
@@ -433,6 +467,9 @@ func (s *Stream) Control(c Control) error {
 // Close leaves the run; what that does to it was said when it started.
 func (s *Stream) Close() error {
 	s.link.close()
+	if s.onClose != nil {
+		s.onClose()
+	}
 	return nil
 }
 

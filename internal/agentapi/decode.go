@@ -11,7 +11,7 @@ import (
 var Ops = []Op{
 	OpHello, OpExec, OpAttach, OpProcesses, OpSignal, OpStdin, OpResize, OpRun, OpKernels, OpKernelStart,
 	OpKernelWait, OpKernelStop, OpInterrupt, OpStat, OpList, OpRead, OpWrite, OpMkdir, OpMove, OpRemove, OpChmod,
-	OpWatch, OpDial, OpMetrics,
+	OpWatch, OpDial, OpMetrics, OpBranch,
 }
 
 // DecodeRequest reads the first frame of a connection.
@@ -54,6 +54,8 @@ func DecodeMessage(payload []byte, descriptors int) (Message, error) {
 		whole = m.Boot != nil
 	case MessageConn, MessageChannel:
 		want = 1
+	case MessageBranch:
+		want = 2
 	case MessageKernel:
 		want, whole = KernelDescriptors, m.Kernel != nil && m.Kernel.Name != ""
 	case MessageExit:

@@ -51,6 +51,7 @@ type Server struct {
 	herald  *herald                     // writes the ready file where this process may not; nil: it may
 	http    *http.Server
 	gateway *gateway.Gateway
+	tracing *telemetry.Tracing      // nil: off
 	cancel  context.CancelCauseFunc // of every request
 	served  chan error              // the end of http.Serve
 	undo    ladder
@@ -72,6 +73,9 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Pr
 			err = errors.Join(err, s.undo.run())
 		}
 	}()
+	if err := s.openTracing(ctx); err != nil {
+		return nil, err
+	}
 	if err := s.lockData(); err != nil {
 		return nil, err
 	}
@@ -92,11 +96,16 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Pr
 	if err != nil {
 		return nil, err
 	}
+	api := cove.New(s.traced(manager), keys, templates, s.log)
+	api.OnFailure(observer.Failed)
 	s.serve(listener, gateway.Config{
-		Prefixes: map[string]http.Handler{cove.Prefix + "/": cove.New(manager, keys, templates, log)},
+		Prefixes: map[string]http.Handler{cove.Prefix + "/": api},
 		Metrics:  observer.Metrics(),
 		Ready:    s.ready,
-		Log:      log,
+		Served: func(r *http.Request, a gateway.Answer) {
+			observer.Served(r, a.Request, a.Status, a.Received, a.Sent)
+		},
+		Log: s.log,
 	})
 	return s, nil
 }
@@ -197,7 +206,7 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 		}
 	}
 	observer := telemetry.New(s.log)
-	manager := sandbox.NewManager(sandboxes, parts.driver, store, parts.templates, observer, s.log)
+	manager := sandbox.NewManager(sandboxes, s.tracing.Driver(parts.driver), store, parts.templates, observer, s.log)
 	s.undo.add("close manager", manager.Close)
 	if err := manager.Open(ctx); err != nil {
 		return nil, nil, nil, fmt.Errorf("find the sandboxes of an earlier server: %w", err)
@@ -209,6 +218,7 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 		}
 	}
 	s.Caps = manager.Caps()
+	observer.Watch(s.sources(manager, parts))
 	return manager, parts.templates, observer, nil
 }
 
@@ -222,9 +232,14 @@ func defaultTemplate(cfg config.Config) string {
 // sandboxConfig refuses by itself what the host does not have; an operator may allow more or less.
 func sandboxConfig(cfg config.Config, host template.Limits) sandbox.Config {
 	c := cfg.Sandbox
+	paused := c.PausedLifetime
+	if paused == 0 {
+		paused = -1 // for ever, which the domain writes so
+	}
 	return sandbox.Config{
 		DefaultTemplate: defaultTemplate(cfg), DefaultLifetime: c.DefaultLifetime, MaxLifetime: c.MaxLifetime,
-		DefaultIdleTimeout: c.IdleTimeout, Retention: c.Retention, MaxPerTenant: c.MaxPerTenant, CreateRate: c.CreateRate,
+		DefaultIdleTimeout: c.IdleTimeout, PausedLifetime: paused, StartTimeout: c.StartTimeout, Retention: c.Retention,
+		MaxPerTenant: c.MaxPerTenant, CreateRate: c.CreateRate,
 		DefaultLimits: template.Limits{CPUs: c.CPUs, MemoryBytes: int64(c.Memory), Pids: c.Pids, DiskBytes: int64(c.Disk), OpenFiles: c.OpenFiles},
 		MaxLimits: template.Limits{
 			CPUs: cmp.Or(c.MaxCPUs, host.CPUs), MemoryBytes: cmp.Or(int64(c.MaxMemory), host.MemoryBytes), DiskBytes: cmp.Or(int64(c.MaxDisk), host.DiskBytes),
@@ -239,7 +254,7 @@ func (s *Server) serve(l net.Listener, cfg gateway.Config) {
 	base, cancel := context.WithCancelCause(context.Background())
 	s.cancel = cancel
 	s.http = &http.Server{
-		Handler:           s.gateway,
+		Handler:           s.tracing.Handler(s.gateway),
 		BaseContext:       func(net.Listener) context.Context { return base },
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       2 * time.Minute,

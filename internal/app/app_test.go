@@ -19,6 +19,7 @@ import (
 	"github.com/covehq/cove/client"
 	"github.com/covehq/cove/internal/app"
 	"github.com/covehq/cove/internal/config"
+	"github.com/covehq/cove/internal/template"
 )
 
 func testConfig(t *testing.T) config.Config {
@@ -180,6 +181,17 @@ func await(t *testing.T, file string, done chan error) app.Address {
 	}
 	t.Fatal("no ready file")
 	return app.Address{}
+}
+
+func TestAPauseWithoutALimitIsSaidInTheDomainsWords(t *testing.T) {
+	for configured, want := range map[time.Duration]time.Duration{0: -1, time.Hour: time.Hour} {
+		cfg := config.Default()
+		cfg.Sandbox.PausedLifetime, cfg.Sandbox.StartTimeout = configured, 20*time.Second
+		got := app.SandboxConfig(cfg, template.Limits{})
+		if got.PausedLifetime != want || got.StartTimeout != 20*time.Second || got.Validate() != nil {
+			t.Errorf("%v is %v, %v", configured, got.PausedLifetime, got.StartTimeout)
+		}
+	}
 }
 
 func TestBar(t *testing.T) {

@@ -13,6 +13,7 @@ import (
 	"github.com/covehq/cove/internal/config"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/telemetry"
 	"github.com/covehq/cove/internal/template"
 )
 
@@ -23,13 +24,14 @@ type parts struct {
 	dropPrivilege bool         // once templates are built, this process needs none
 	close         func() error // lets go of the driver
 	ready         func(context.Context) error
-	most          template.Limits // what the host itself has; zero fields: unknown
+	stats         func(context.Context) (telemetry.Maker, error) // nil: there is no maker
+	most          template.Limits                                // what the host itself has; zero fields: unknown
 }
 
 // templates is what a sandbox can start from, and a way to make it so.
 type templates interface {
-	Resolve(ctx context.Context, name string) (*template.Template, error)
-	List() []template.Info
+	Resolve(ctx context.Context, tenant, name string) (*template.Template, error)
+	List(tenant string) []template.Info
 	ensure(ctx context.Context, name string, progress Progress) error
 }
 
@@ -49,6 +51,16 @@ type builtTemplates struct{ *template.Store }
 func openTemplates(cfg config.Config, log *slog.Logger) (builtTemplates, error) {
 	s, err := template.Open(template.Options{Dir: filepath.Join(cfg.DataDir, "templates"), Log: log})
 	return builtTemplates{s}, err
+}
+
+func (t builtTemplates) Resolve(ctx context.Context, tenant, name string) (*template.Template, error) {
+	t.Current() // an operator may have built one meanwhile
+	return t.ResolveFor(ctx, tenant, name)
+}
+
+func (t builtTemplates) List(tenant string) []template.Info {
+	t.Current()
+	return t.ListFor(tenant)
 }
 
 func (t builtTemplates) ensure(ctx context.Context, name string, progress Progress) error {
@@ -89,22 +101,22 @@ func newHostTemplates() hostTemplates {
 	return hostTemplates{"base": &base, "python": &python}
 }
 
-func (t hostTemplates) Resolve(_ context.Context, name string) (*template.Template, error) {
+func (t hostTemplates) Resolve(_ context.Context, _, name string) (*template.Template, error) {
 	if found := t[name]; found != nil {
 		return found, nil
 	}
 	return nil, fault.New(fault.NotFound, "there is no template %q; there are %s", name, strings.Join(slices.Sorted(maps.Keys(t)), ", "))
 }
 
-func (t hostTemplates) List() []template.Info {
+func (t hostTemplates) List(string) []template.Info {
 	var all []template.Info
 	for _, name := range slices.Sorted(maps.Keys(t)) {
-		all = append(all, template.Info{Name: name, Digest: t[name].Digest, Source: "this host"})
+		all = append(all, template.Info{Name: name, Digest: t[name].Digest, Source: template.SourceBuiltIn + " host"})
 	}
 	return all
 }
 
 func (t hostTemplates) ensure(ctx context.Context, name string, _ Progress) error {
-	_, err := t.Resolve(ctx, name)
+	_, err := t.Resolve(ctx, Tenant, name)
 	return err
 }

@@ -8,3 +8,6 @@ func ServerUID(dataDir string) int { return serverUser(dataDir).uid }
 
 // Bar shows progress.
 var Bar = bar
+
+// SandboxConfig maps the configuration onto the domain's.
+var SandboxConfig = sandboxConfig

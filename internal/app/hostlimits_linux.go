@@ -21,3 +21,12 @@ func hostLimits(dataDir string) template.Limits {
 	}
 	return most
 }
+
+// diskFree is what sandboxes can still write.
+func diskFree(dataDir string) (int64, bool) {
+	var disk unix.Statfs_t
+	if unix.Statfs(dataDir, &disk) != nil {
+		return 0, false
+	}
+	return int64(disk.Bavail) * disk.Bsize, true
+}

@@ -5,3 +5,5 @@ package app
 import "github.com/covehq/cove/internal/template"
 
 func hostLimits(string) template.Limits { return template.Limits{} }
+
+func diskFree(string) (int64, bool) { return 0, false }

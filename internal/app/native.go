@@ -11,6 +11,7 @@ import (
 	"github.com/covehq/cove/internal/driver/native"
 	"github.com/covehq/cove/internal/driver/native/maker"
 	"github.com/covehq/cove/internal/driver/native/resolver"
+	"github.com/covehq/cove/internal/telemetry"
 )
 
 // openNative finds the maker of this data directory, or starts one: it is this same program with another command.
@@ -38,7 +39,21 @@ func openNative(ctx context.Context, cfg config.Config, log *slog.Logger) (parts
 			return d.Close()
 		}
 	}
-	return parts{driver: d, templates: t, dropPrivilege: true, most: hostLimits(cfg.DataDir), close: closeDriver, ready: d.Ready}, nil
+	return parts{driver: d, templates: t, dropPrivilege: true, most: hostLimits(cfg.DataDir), close: closeDriver, ready: d.Ready, stats: makerStats(d)}, nil
+}
+
+// makerStats asks the maker in the words of the metrics.
+func makerStats(d *native.Driver) func(context.Context) (telemetry.Maker, error) {
+	return func(ctx context.Context) (telemetry.Maker, error) {
+		s, err := d.Stats(ctx)
+		m := telemetry.Maker{
+			Sandboxes: s.Sandboxes, Ending: s.Dying, Pooled: s.Pooled, Slots: s.Slots, FDs: s.FDs, Goroutines: s.Goroutine,
+		}
+		for _, z := range s.Zygotes {
+			m.Zygotes = append(m.Zygotes, telemetry.Zygote{Template: z.Template, Forks: z.Forks, Children: z.Live, MemoryBytes: z.RSSKB << 10})
+		}
+		return m, err
+	}
 }
 
 // Internal runs the commands that this program starts itself with; people rarely type them. It reports whether the

@@ -84,7 +84,9 @@ var table = []line{
 	{path: "internal/driver/inproc", group: adapters, also: []string{"internal/agent"}}, // a real agent in a goroutine
 	{path: "internal/sqlstore", group: adapters, guests: []string{"modernc.org/sqlite"}},
 	{path: "internal/sqlstore/storetest", group: adapters, guests: []string{"github.com/google/go-cmp"}},
-	{path: "internal/telemetry", group: adapters},
+	{path: "internal/telemetry", group: adapters, guests: []string{"go.opentelemetry.io/otel"}}, // nobody else knows OpenTelemetry
+	{path: "internal/telemetry/otlptest", group: adapters,
+		guests: []string{"go.opentelemetry.io/proto/otlp", "google.golang.org/grpc", "google.golang.org/protobuf"}},
 
 	// edges: bring requests in; ignorant of adapters and of each other
 	{path: "internal/gateway", group: edges},
@@ -106,7 +108,7 @@ var table = []line{
 	{path: "cmd/cove", group: wiring},
 	{path: "internal/archtest", group: alone},
 	{path: "bench", group: alone, guests: []string{"golang.org/x/sys"}, // through the front door, and beside it to the driver
-		also: []string{"client", "internal/driver/native", "internal/policy", "internal/sandbox", "internal/template"}},
+		also: []string{"client", "internal/agentapi", "internal/driver/native", "internal/policy", "internal/sandbox", "internal/template"}},
 	{path: "e2e", group: alone}, // its tests use the built binary and the public client
 }
 

@@ -39,12 +39,14 @@ type Log struct {
 	Format string `toml:"format"` // text, json
 }
 
-// Sandbox holds defaults and bounds; zero is the domain's own choice.
+// Sandbox holds defaults and bounds; zero is the domain's own choice where nothing else is said.
 type Sandbox struct {
 	DefaultTemplate string        `toml:"default_template"`
 	DefaultLifetime time.Duration `toml:"default_lifetime"`
 	MaxLifetime     time.Duration `toml:"max_lifetime"`
 	IdleTimeout     time.Duration `toml:"idle_timeout"`
+	PausedLifetime  time.Duration `toml:"paused_lifetime"` // how long a sandbox may stay paused; zero: for ever
+	StartTimeout    time.Duration `toml:"start_timeout"`   // how long one sandbox may take to start
 	CPUs            float64       `toml:"cpus"`
 	Memory          Size          `toml:"memory"`
 	Pids            int           `toml:"pids"`
@@ -120,7 +122,7 @@ const DefaultListen = "127.0.0.1:7070"
 func Default() Config {
 	return Config{
 		Listen: DefaultListen, DataDir: DefaultDataDir(), Driver: "native", ShutdownGrace: 10 * time.Second,
-		Log: Log{Level: "info", Format: "text"},
+		Log: Log{Level: "info", Format: "text"}, Sandbox: Sandbox{PausedLifetime: 24 * time.Hour},
 	}
 }
 
@@ -176,14 +178,19 @@ func EnvName(setting string) string {
 	return "COVE_" + strings.ToUpper(strings.ReplaceAll(setting, ".", "_"))
 }
 
+// file is the one that is read, and whether somebody named it.
+func (src Source) file() (path string, named bool) {
+	if src.File != "" {
+		return src.File, true
+	}
+	if path, named = src.Env("COVE_CONFIG"); named {
+		return path, true
+	}
+	return systemFile, false
+}
+
 func (c *Config) readFile(src Source) error {
-	path, named := src.File, src.File != ""
-	if !named {
-		path, named = src.Env("COVE_CONFIG")
-	}
-	if !named {
-		path = systemFile
-	}
+	path, named := src.file()
 	meta, err := toml.DecodeFile(path, c)
 	if errors.Is(err, fs.ErrNotExist) && !named {
 		return nil
@@ -278,8 +285,12 @@ func (c Config) Validate() error {
 	if !slices.Contains([]string{"", "internet", "none"}, c.Sandbox.Network) {
 		return fmt.Errorf("unknown default network %q: use internet or none", c.Sandbox.Network)
 	}
-	if c.ShutdownGrace < 0 {
-		return fmt.Errorf("shutdown_grace cannot be negative: %v", c.ShutdownGrace)
+	for name, d := range map[string]time.Duration{
+		"shutdown_grace": c.ShutdownGrace, "sandbox.paused_lifetime": c.Sandbox.PausedLifetime, "sandbox.start_timeout": c.Sandbox.StartTimeout,
+	} {
+		if d < 0 {
+			return fmt.Errorf("%s cannot be negative: %v", name, d)
+		}
 	}
 	return nil
 }

@@ -18,13 +18,13 @@ func from(pairs map[string]string) func(string) (string, bool) {
 
 func TestFlagsBeatEnvironmentBeatsFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "cove.toml")
-	text := "listen = '127.0.0.1:1'\ndata_dir = '/one'\n[log]\nlevel = 'warn'\n[sandbox]\nmemory = '1GiB'\ndefault_lifetime = '90s'\n"
+	text := "listen = '127.0.0.1:1'\ndata_dir = '/one'\n[log]\nlevel = 'warn'\n[sandbox]\nmemory = '1GiB'\ndefault_lifetime = '90s'\nstart_timeout = '20s'\n"
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	got, err := config.Load(config.Source{
 		File:  file,
-		Env:   from(map[string]string{"COVE_DATA_DIR": "/two", "COVE_LOG_LEVEL": "debug", "COVE_SANDBOX_MAX_PER_TENANT": "7"}),
+		Env:   from(map[string]string{"COVE_DATA_DIR": "/two", "COVE_LOG_LEVEL": "debug", "COVE_SANDBOX_MAX_PER_TENANT": "7", "COVE_SANDBOX_PAUSED_LIFETIME": "0s"}),
 		Flags: map[string]string{"data_dir": "/three"},
 	})
 	if err != nil {
@@ -33,6 +33,7 @@ func TestFlagsBeatEnvironmentBeatsFile(t *testing.T) {
 	want := config.Default()
 	want.Listen, want.DataDir, want.Log.Level = "127.0.0.1:1", "/three", "debug"
 	want.Sandbox.Memory, want.Sandbox.DefaultLifetime, want.Sandbox.MaxPerTenant = 1<<30, 90*time.Second, 7
+	want.Sandbox.StartTimeout, want.Sandbox.PausedLifetime = 20*time.Second, 0
 	if got.String() != want.String() {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
@@ -48,6 +49,9 @@ func TestWhatCannotBeMeantIsRefused(t *testing.T) {
 		"[sandbox]\nmemory = 'much'":     "512MiB",
 		"[sandbox]\nnetwork = 'carrier'": "internet or none",
 		"[log]\nlevel = 'loud'":          "unknown log level",
+
+		"[sandbox]\npaused_lifetime = '-1s'": "sandbox.paused_lifetime cannot be negative",
+		"[sandbox]\nstart_timeout = '-1s'":   "sandbox.start_timeout cannot be negative",
 	} {
 		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 			t.Fatal(err)

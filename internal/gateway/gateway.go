@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"io"
 	"log/slog"
 	"net/http"
 	"runtime/debug"
@@ -25,7 +26,17 @@ type Config struct {
 	// Ready is nil when the server can serve; asked by /readyz.
 	Ready   func(context.Context) error
 	Metrics http.Handler
-	Log     *slog.Logger
+	// Served hears of each request once it has been answered; nil: nobody does.
+	Served func(*http.Request, Answer)
+	Log    *slog.Logger
+}
+
+// Answer is what became of a request.
+type Answer struct {
+	Request  string // its name, as in the log
+	Status   int    // 0: none, because the connection was upgraded or cut
+	Received int64  // bytes of its body that were read
+	Sent     int64
 }
 
 // Gateway is the one handler behind a listener.
@@ -85,6 +96,9 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id := requestID(r.Header.Get("X-Request-Id"))
 	w.Header().Set("X-Request-Id", id)
 	seen := &watched{ResponseWriter: w}
+	if r.Body != nil && r.Body != http.NoBody {
+		seen.body.ReadCloser, r.Body = r.Body, &seen.body
+	}
 	defer g.logAccess(seen, r, id, begun)
 	defer g.survive(seen, r, id)
 	for _, e := range g.table {
@@ -111,6 +125,9 @@ func requestID(given string) string {
 
 // logAccess tells that a request happened: no query, no header, no body, so no secret.
 func (g *Gateway) logAccess(w *watched, r *http.Request, id string, begun time.Time) {
+	if g.cfg.Served != nil {
+		g.cfg.Served(r, Answer{Request: id, Status: w.status, Received: w.body.bytes, Sent: w.bytes})
+	}
 	level := slog.LevelInfo
 	if r.URL.Path == "/healthz" || r.URL.Path == "/readyz" || r.URL.Path == "/metrics" {
 		level = slog.LevelDebug
@@ -183,6 +200,19 @@ type watched struct {
 	http.ResponseWriter
 	status int
 	bytes  int64
+	body   counted
+}
+
+// counted is a request's body that remembers how much of it was read.
+type counted struct {
+	io.ReadCloser
+	bytes int64
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.ReadCloser.Read(p)
+	c.bytes += int64(n)
+	return n, err
 }
 
 func (w *watched) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
@@ -105,5 +107,32 @@ func TestAHarmlessRequestIDIsKept(t *testing.T) {
 		if got := resp.Header.Get("X-Request-Id"); (got == given) != kept || got == "" {
 			t.Errorf("%q became %q", given, got)
 		}
+	}
+}
+
+func TestWhoCountsIsToldWhatBecameOfARequest(t *testing.T) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /a/{id}", func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(http.StatusCreated)
+		io.CopyN(w, r.Body, 3)
+	})
+	var seen []string
+	s, g := newServer(t, io.Discard, gateway.Config{
+		Prefixes: map[string]http.Handler{"/a/": mux},
+		Served: func(r *http.Request, a gateway.Answer) {
+			seen = append(seen, fmt.Sprint(r.Pattern, " ", a.Request != "", " ", a.Status, " ", a.Received > 0, " ", a.Sent))
+		},
+	})
+	resp, err := http.Post(s.URL+"/a/1", "text/plain", strings.NewReader("hello"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	g.Wait()
+	get(t, s.URL+"/a/1")
+	g.Wait()
+	want := []string{"POST /a/{id} true 201 true 3", " true 405 false 19"}
+	if !slices.Equal(seen, want) {
+		t.Errorf("told %q, want %q", seen, want)
 	}
 }

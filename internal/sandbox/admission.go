@@ -134,7 +134,8 @@ func newRates(rate float64) *rates {
 	return &rates{rate: rate, burst: math.Max(1, rate), buckets: map[string]bucket{}}
 }
 
-func (r *rates) take(tenant string) error {
+// take takes n tokens. Where n is more than a bucket holds, a full one will do, and the tenant owes the rest.
+func (r *rates) take(tenant string, n int) error {
 	if r.rate == 0 {
 		return nil
 	}
@@ -148,11 +149,11 @@ func (r *rates) take(tenant string) error {
 	b.tokens = math.Min(r.burst, b.tokens+r.rate*at.Sub(b.at).Seconds())
 	b.at = at
 	defer func() { r.buckets[tenant] = b }()
-	if b.tokens < 1 {
-		wait := time.Duration((1 - b.tokens) / r.rate * float64(time.Second)).Round(time.Millisecond)
+	if need := math.Min(float64(n), r.burst); b.tokens < need {
+		wait := time.Duration((need - b.tokens) / r.rate * float64(time.Second)).Round(time.Millisecond)
 		return fault.New(fault.Exhausted, "%v sandboxes per second may be created; try again in %v", r.rate, wait)
 	}
-	b.tokens--
+	b.tokens -= float64(n)
 	return nil
 }
 

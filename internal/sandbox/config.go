@@ -17,16 +17,19 @@ type Config struct {
 	DefaultLifetime    time.Duration // 300 s
 	MaxLifetime        time.Duration // zero: none, and a sandbox may live without a deadline
 	DefaultIdleTimeout time.Duration // zero: none
+	PausedLifetime     time.Duration // how long a sandbox may stay paused before it ends; 24 h; negative: for ever
 	DefaultLimits      template.Limits
 	MaxLimits          template.Limits // zero fields: no maximum, but of 4096 pids and 65536 open files, which are the host's
 	DefaultNetwork     policy.Network  // mode internet
 
 	MaxPerTenant int     // living sandboxes; zero: no limit
 	CreateRate   float64 // sandboxes per second and tenant, with a second's worth at once; zero: no limit
-	MaxStarting  int     // sandboxes that start at the same time; the others queue; 64
-	MaxQueued    int     // creates that wait for their turn; the others are turned away; 1024
+	MaxStarting  int     // sandboxes that start, and forks that go on, at the same time; the others queue; 64
+	MaxQueued    int     // creates, and forks, that wait for their turn; the others are turned away; 1024
 
-	StartTimeout time.Duration // how long a driver may take to start one sandbox, which has waited for its turn before; 60 s
+	// StartTimeout is how long a driver may take to start one sandbox, which has waited for its turn before, or to fork one
+	// that is not waited for; 60 s.
+	StartTimeout time.Duration
 
 	Retention time.Duration // how long an ended sandbox stays readable; 24 h
 
@@ -63,6 +66,7 @@ func (c Config) Validate() error {
 func (c Config) withDefaults() Config {
 	c.DefaultTemplate = cmp.Or(c.DefaultTemplate, "python")
 	c.DefaultLifetime = cmp.Or(c.DefaultLifetime, 300*time.Second)
+	c.PausedLifetime = cmp.Or(c.PausedLifetime, 24*time.Hour)
 	c.DefaultLimits = orLimits(c.DefaultLimits, template.Limits{
 		CPUs: 1, MemoryBytes: 512 << 20, Pids: 256, DiskBytes: 2 << 30, OpenFiles: 1024,
 	})

@@ -58,7 +58,10 @@ type Caps struct {
 	WarmKernels bool   `json:"warm_kernels"` // Kernel forks one from a zygote
 	Limits      bool   `json:"limits"`
 	Network     bool   `json:"network"`
-	Disk        string `json:"disk"` // which disk limit is in force: "image", "tmpfs", "none"
+	Disk        string `json:"disk"`     // which disk limit is in force: "image", "tmpfs", "none"
+	Fork        bool   `json:"fork"`     // Fork copies a running kernel's memory
+	Pause       bool   `json:"pause"`    // Pause stops every process and keeps its memory
+	Snapshot    bool   `json:"snapshot"` // Snapshot makes a template of a sandbox's files
 }
 
 // Instance is one living sandbox as its driver sees it.
@@ -68,6 +71,7 @@ type Instance struct {
 	Template string    `json:"template"`
 	Deadline time.Time `json:"deadline,omitzero"`
 	Started  time.Time `json:"started"`
+	Paused   bool      `json:"paused,omitempty"`
 }
 
 // Ended is one sandbox that is gone, as its driver saw it.
@@ -96,6 +100,45 @@ type Change struct {
 	Limits   *template.Limits
 }
 
+// ForkRequest asks for copies of a running sandbox: its files, and the memory of one of its kernels.
+type ForkRequest struct {
+	Parent   string
+	Kernel   string      // whose memory is copied; empty: the default kernel
+	Refuse   bool        // a kernel that runs a cell is fault.Conflict at once; otherwise its turn is waited for until ctx ends
+	Children []ForkChild // all of them are made, or none
+}
+
+// ForkChild is one copy; all of it is decided. Template, tenant and storage are the parent's.
+type ForkChild struct {
+	ID         string
+	Limits     template.Limits
+	Network    policy.Network
+	Env        map[string]string // beside the template's
+	InheritEnv bool              // what the parent was given at its create too, below Env; its secrets are there
+	Deadline   time.Time         // zero: none
+}
+
+// Forked is what a fork did.
+type Forked struct {
+	Stall     time.Duration `json:"stall"`                // how long the parent's kernel took no cell
+	Memory    int64         `json:"memory"`               // bytes of memory that were copied
+	NotCopied []NotCopied   `json:"not_copied,omitempty"` // what the parent has and its copies do not
+}
+
+// NotCopied is one thing that a copy of a sandbox does not have.
+type NotCopied struct {
+	Kind string `json:"kind"` // "process", "kernel", "file", "socket", "pipe", "memory", "environment"
+	What string `json:"what"` // one line for a person: "sleep 100 (pid 17)"
+}
+
+// SnapshotRequest asks for a template made of a sandbox's template and its files as they are now.
+type SnapshotRequest struct {
+	ID          string
+	Tenant      string // who may use the template
+	Name        string
+	Description string
+}
+
 // Driver gives the domain a place to run. Every method is safe for concurrent use; Stop is idempotent.
 type Driver interface {
 	Caps() Caps
@@ -111,6 +154,17 @@ type Driver interface {
 	Change(ctx context.Context, id string, change Change) error
 	Usage(ctx context.Context, id string) (Usage, error)
 	Stop(ctx context.Context, id string, cause Cause) error
+	// Fork makes copies of a running sandbox and returns when each takes cells. A parent that is not there is
+	// fault.NotFound; one that is paused, or whose kernel is not there, is fault.Conflict. Only with Caps.Fork.
+	Fork(ctx context.Context, req ForkRequest) (Forked, error)
+	// Pause stops every process of a sandbox, with its memory; Resume lets them go on. Both are idempotent. A paused
+	// sandbox still ends at its deadline and by Stop. Only with Caps.Pause.
+	Pause(ctx context.Context, id string) error
+	Resume(ctx context.Context, id string) error
+	// Snapshot makes a template of a sandbox's files, which goes on meanwhile; RemoveTemplate removes one that was made
+	// so. Only with Caps.Snapshot.
+	Snapshot(ctx context.Context, req SnapshotRequest) (*template.Template, error)
+	RemoveTemplate(ctx context.Context, tenant, name string) error
 	List(ctx context.Context) ([]Instance, error)
 	// Ended yields every end, including those that happened while nobody listened, until Forget.
 	Ended(ctx context.Context) iter.Seq2[Ended, error]

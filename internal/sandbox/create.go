@@ -78,7 +78,12 @@ func (m *Manager) plan(ctx context.Context, p auth.Principal, spec Spec) (plan, 
 			return plan{}, err
 		}
 	}
-	t, err := m.templates.Resolve(ctx, cmp.Or(spec.Template, m.cfg.DefaultTemplate))
+	if spec.IdleAction == IdlePause {
+		if err := m.canPause(); err != nil {
+			return plan{}, err
+		}
+	}
+	t, err := m.templates.Resolve(ctx, p.Tenant, cmp.Or(spec.Template, m.cfg.DefaultTemplate))
 	if err != nil {
 		return plan{}, fmt.Errorf("resolve template: %w", err)
 	}
@@ -86,7 +91,8 @@ func (m *Manager) plan(ctx context.Context, p auth.Principal, spec Spec) (plan, 
 	sb := Sandbox{
 		Tenant: p.Tenant, Template: t.Name, TemplateDigest: t.Digest, Key: spec.Key, State: StateStarting,
 		IdleTimeout: max(0, cmp.Or(spec.IdleTimeout, m.cfg.DefaultIdleTimeout)),
-		Limits:      orLimits(spec.Limits, defaults), Metadata: maps.Clone(spec.Metadata),
+		IdleAction:  cmp.Or(spec.IdleAction, IdleKill), AutoResume: spec.AutoResume,
+		Limits: orLimits(spec.Limits, defaults), Metadata: maps.Clone(spec.Metadata),
 		Network: network, Storage: cmp.Or(spec.Storage, StorageVolatile),
 	}
 	return plan{
@@ -112,18 +118,31 @@ func (m *Manager) claim(pl plan) (e *entry, mine bool, err error) {
 	if e := m.byKey[claimKey{tenant, pl.sandbox.Key}]; e != nil && pl.sandbox.Key != "" {
 		return e, false, nil
 	}
-	if n := m.tenants[tenant]; m.cfg.MaxPerTenant > 0 && n >= m.cfg.MaxPerTenant {
-		return nil, false, fault.New(fault.Exhausted, "%d sandboxes are living, which is the limit; end one first", n)
-	}
-	if err := m.rates.take(tenant); err != nil {
+	if err := m.admit(tenant, 1); err != nil {
 		return nil, false, err
 	}
-	sb := pl.sandbox
+	return m.enlist(pl.sandbox, pl.lifetime, pl.idem, pl.digest), true, nil
+}
+
+// admit lets a tenant have n sandboxes more, or says why not; called with mu held.
+func (m *Manager) admit(tenant string, n int) error {
+	living, most := m.tenants[tenant], m.cfg.MaxPerTenant
+	switch {
+	case most > 0 && living >= most:
+		return fault.New(fault.Exhausted, "%d sandboxes are living, which is the limit; end one first", living)
+	case most > 0 && living+n > most:
+		return fault.New(fault.Exhausted, "%d sandboxes are living and at most %d may: that leaves no room for %d more", living, most, n)
+	}
+	return m.rates.take(tenant, n)
+}
+
+// enlist gives a new sandbox its id and deadline and enters it into memory; called with mu held.
+func (m *Manager) enlist(sb Sandbox, lifetime time.Duration, idem, digest string) *entry {
 	sb.ID, sb.CreatedAt = newID(), now()
-	sb.Deadline = deadlineOf(sb.CreatedAt, pl.lifetime)
-	e = newEntry(sb, pl.idem, pl.digest)
+	sb.Deadline = deadlineOf(sb.CreatedAt, lifetime)
+	e := newEntry(sb, idem, digest)
 	m.keep(e)
-	return e, true, nil
+	return e
 }
 
 // keep enters a living sandbox into memory; called with mu held.
@@ -163,9 +182,16 @@ func (m *Manager) join(ctx context.Context, e *entry) (sb Sandbox, again bool, e
 	case <-ctx.Done():
 		return Sandbox{}, false, waitError(ctx, "sandbox "+e.id+" to start")
 	}
-	if e.touch() {
+	err = m.use(ctx, e)
+	sb = e.snapshot()
+	switch {
+	case err == nil:
 		m.release(e)
-		return e.snapshot(), false, nil
+		return sb, false, nil
+	case sb.State == StatePaused && !sb.AutoResume: // it is there, and only its owner wakes it
+		return sb, false, nil
+	case sb.State.usable():
+		return Sandbox{}, false, err
 	}
 	e.mu.Lock()
 	err, left := e.startErr, e.left
@@ -213,7 +239,7 @@ func (m *Manager) start(ctx context.Context, e *entry, pl plan) error {
 func (m *Manager) insert(ctx context.Context, e *entry) error {
 	e.saving.Lock()
 	defer e.saving.Unlock()
-	return m.write(ctx, e, e.snapshot(), m.store.Insert, LifecycleEvent{Type: LifecycleCreated})
+	return m.write(ctx, e.record(), m.store.Insert, LifecycleEvent{Type: LifecycleCreated})
 }
 
 func (m *Manager) launch(ctx context.Context, e *entry, req StartRequest) error {

@@ -85,9 +85,10 @@ func (m *Manager) record(ctx context.Context, e *entry, end Ended) {
 func (m *Manager) settle(ctx context.Context, e *entry) bool {
 	defer e.settle()
 	e.saving.Lock()
-	sb := e.snapshot()
+	r := e.record()
+	sb := r.Sandbox
 	event := LifecycleEvent{Type: LifecycleEnded, At: sb.EndedAt, Cause: sb.Cause, Message: sb.CauseMessage}
-	err := m.write(ctx, e, sb, m.store.Save, event)
+	err := m.write(ctx, r, m.store.Save, event)
 	e.saving.Unlock()
 	// Conflict: an earlier attempt was written after all. NotFound: nothing is left to write to.
 	if err != nil && !fault.Is(err, fault.Conflict) && !fault.Is(err, fault.NotFound) {
@@ -116,6 +117,10 @@ func (m *Manager) fire(e *entry) {
 	cause := e.overdue(time.Now())
 	if cause == "" {
 		m.clock.update(e)
+		return
+	}
+	if cause == CauseIdle && e.idle == IdlePause {
+		m.work.Go(func() { m.pauseIdle(e) })
 		return
 	}
 	m.work.Go(func() { m.expire(e, cause) })

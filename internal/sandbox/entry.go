@@ -5,29 +5,34 @@ import (
 	"maps"
 	"sync"
 	"time"
+
+	"github.com/covehq/cove/internal/fault"
 )
 
 // entry is a living sandbox in the Manager's memory.
 type entry struct {
 	id, tenant, key, idem, digest string
+	idle                          IdleAction
 
 	started chan struct{} // closed when its start is decided, for whoever shares the create
 	ended   chan struct{} // closed when its end is recorded
 	tried   chan struct{} // closed when its end has been recorded or that has failed once
 
-	changing sync.Mutex    // held over a change and the driver's answer to it
-	saving   sync.Mutex    // held while its row is written
-	kernels  chan struct{} // a lock that a caller can give up: held while a kernel is made
+	saving  sync.Mutex    // held while its row is written
+	changes chan struct{} // a lock that a caller can give up: held over a change and the driver's answer to it
+	kernels chan struct{} // another: held while a kernel is made
 
 	mu       sync.Mutex
 	sb       Sandbox
-	used     time.Time // with a monotonic clock, unlike sb.LastUsed
-	uses     int       // streams that are open
-	asked    time.Time // when its end was asked for
-	retry    time.Time // when to try again what failed: its stop or the record of its end
-	settled  bool      // tried is closed
-	told     bool      // the driver reported its end and has not been told to forget it
-	left     bool      // the caller of its create left: whoever shares it makes another
+	unspent  time.Duration // as Record has it
+	used     time.Time     // with a monotonic clock, unlike sb.LastUsed
+	uses     int           // streams that are open
+	forks    int           // those that copy it now
+	asked    time.Time     // when its end was asked for
+	retry    time.Time     // when to try again what failed: its pause, its stop or the record of its end
+	settled  bool          // tried is closed
+	told     bool          // the driver reported its end and has not been told to forget it
+	left     bool          // the caller of its create left: whoever shares it makes another
 	startErr error
 	cancel   context.CancelFunc // stops its start
 
@@ -37,21 +42,25 @@ type entry struct {
 
 func newEntry(sb Sandbox, idem, digest string) *entry {
 	return &entry{
-		id: sb.ID, tenant: sb.Tenant, key: sb.Key, idem: idem, digest: digest,
-		started: make(chan struct{}), ended: make(chan struct{}), tried: make(chan struct{}), kernels: make(chan struct{}, 1),
+		id: sb.ID, tenant: sb.Tenant, key: sb.Key, idem: idem, digest: digest, idle: sb.IdleAction,
+		started: make(chan struct{}), ended: make(chan struct{}), tried: make(chan struct{}),
+		changes: make(chan struct{}, 1), kernels: make(chan struct{}, 1),
 		sb: sb, used: time.Now(), index: -1,
 	}
 }
 
-func (e *entry) snapshot() Sandbox {
+func (e *entry) snapshot() Sandbox { return e.record().Sandbox }
+
+// record is a sandbox as its row should be; the boot is for its writer to say.
+func (e *entry) record() Record {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	sb := e.sb
-	sb.Metadata = maps.Clone(sb.Metadata)
-	if sb.State == StateRunning {
-		sb.LastUsed = e.lastUsed()
+	r := Record{Sandbox: e.sb, IdempotencyKey: e.idem, SpecDigest: e.digest, Unspent: e.unspent}
+	r.Metadata = maps.Clone(r.Metadata)
+	if r.State == StateRunning {
+		r.LastUsed = e.lastUsed()
 	}
-	return sb
+	return r
 }
 
 // lastUsed is called with mu held.
@@ -63,14 +72,24 @@ func (e *entry) lastUsed() time.Time {
 }
 
 // touch counts as use; a use lasts until release. It reports false when the sandbox is not running.
-func (e *entry) touch() bool {
+func (e *entry) touch() bool { return e.touchFor(0) }
+
+// touchFor is touch by so many forks, which also keep it from being paused until forked.
+func (e *entry) touchFor(forks int) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.sb.State != StateRunning {
 		return false
 	}
 	e.uses++
+	e.forks += forks
 	return true
+}
+
+func (e *entry) forked() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.forks--
 }
 
 // release ends a use and reports whether that starts the idle clock.
@@ -94,6 +113,66 @@ func (e *entry) begin() bool {
 	return true
 }
 
+// pause makes a running sandbox a paused one until deadline, from now on for everybody; for the idle clock only if it is
+// idle at this very moment. undo makes it a running one again, unless it has ended since.
+func (e *entry) pause(deadline time.Time, auto *bool, clock bool) (undo func(), err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.sb.State != StateRunning:
+		return nil, goneError(e.sb)
+	case clock && (e.idleAt().IsZero() || time.Now().Before(e.idleAt())):
+		return nil, fault.New(fault.Conflict, "sandbox %s is in use", e.id)
+	case e.forks > 0: // it would stand still in the middle of being copied
+		return nil, fault.New(fault.Conflict, "sandbox %s is being forked; try again", e.id)
+	}
+	before := e.sb
+	e.sb.LastUsed = e.lastUsed()
+	e.sb.State, e.sb.PausedAt, e.sb.Deadline = StatePaused, now(), deadline
+	e.unspent = unspent(before.Deadline, e.sb.PausedAt)
+	if auto != nil {
+		e.sb.AutoResume = *auto
+	}
+	return func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.unspent = 0
+		if e.sb.State == StatePaused {
+			e.sb = before
+		}
+	}, nil
+}
+
+// unspent is what is left of a lifetime, as Record has it.
+func unspent(deadline, at time.Time) time.Duration {
+	if deadline.IsZero() {
+		return -1
+	}
+	return max(deadline.Sub(at), time.Microsecond)
+}
+
+// resume makes a paused sandbox a running one, whose idle clock begins anew; false when its end has come meanwhile.
+func (e *entry) resume(deadline time.Time) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.sb.State != StatePaused {
+		return false
+	}
+	e.used, e.unspent = time.Now(), 0
+	e.sb.State, e.sb.PausedAt, e.sb.Deadline = StateRunning, time.Time{}, deadline
+	return true
+}
+
+// lockChanges keeps other changes away.
+func (e *entry) lockChanges(ctx context.Context) (unlock func(), err error) {
+	select {
+	case e.changes <- struct{}{}:
+		return func() { <-e.changes }, nil
+	case <-ctx.Done():
+		return nil, waitError(ctx, "another change of sandbox "+e.id)
+	}
+}
+
 // ask decides why a sandbox ends; the first to ask wins. It reports whether this was the first.
 func (e *entry) ask(cause Cause, message string) bool {
 	e.mu.Lock()
@@ -105,10 +184,12 @@ func (e *entry) ask(cause Cause, message string) bool {
 		}
 	case StateRunning:
 		e.sb.LastUsed = e.lastUsed()
+	case StatePaused:
 	case StateStopping, StateEnded:
 		return false
 	}
 	e.sb.State, e.sb.Cause, e.sb.CauseMessage = StateStopping, cause, message
+	e.sb.PausedAt, e.unspent = time.Time{}, 0
 	e.asked = time.Now()
 	return true
 }
@@ -121,7 +202,7 @@ func (e *entry) finish(end Ended) bool {
 	switch e.sb.State {
 	case StateEnded:
 		return false
-	case StateStarting, StateRunning:
+	case StateStarting, StateRunning, StatePaused:
 		if e.sb.State == StateRunning {
 			e.sb.LastUsed = e.lastUsed()
 		}
@@ -132,6 +213,7 @@ func (e *entry) finish(end Ended) bool {
 		}
 	}
 	e.sb.State, e.sb.EndedAt, e.sb.Usage = StateEnded, now(), end.Usage
+	e.sb.PausedAt, e.unspent = time.Time{}, 0
 	if !end.At.IsZero() {
 		e.sb.EndedAt = end.At.UTC().Truncate(time.Microsecond)
 	}
@@ -156,7 +238,7 @@ func (e *entry) due() time.Time {
 	switch e.sb.State {
 	case StateStopping, StateEnded:
 		return e.retry
-	case StateStarting:
+	case StateStarting, StatePaused:
 		return e.sb.Deadline
 	case StateRunning:
 		idle := e.idleAt()
@@ -173,7 +255,11 @@ func (e *entry) idleAt() time.Time {
 	if e.sb.IdleTimeout <= 0 || e.uses > 0 {
 		return time.Time{}
 	}
-	return e.used.Add(e.sb.IdleTimeout)
+	at := e.used.Add(e.sb.IdleTimeout)
+	if at.Before(e.retry) { // a pause that failed
+		return e.retry
+	}
+	return at
 }
 
 // overdue says what the clock must do now; an empty cause is nothing.
@@ -186,7 +272,7 @@ func (e *entry) overdue(at time.Time) Cause {
 		if passed(e.retry) {
 			return e.sb.Cause
 		}
-	case StateStarting:
+	case StateStarting, StatePaused:
 		if passed(e.sb.Deadline) {
 			return CauseExpired
 		}

@@ -143,12 +143,18 @@ func wantKind(t *testing.T, err error, kind fault.Kind) {
 
 type fakeTemplates struct{}
 
-func (fakeTemplates) Resolve(_ context.Context, name string) (*template.Template, error) {
+func (fakeTemplates) Resolve(_ context.Context, tenant, name string) (*template.Template, error) {
 	switch name {
 	case "python":
 		return &template.Template{Name: "python", Digest: "sha256:py", User: "user", Limits: template.Limits{MemoryBytes: 1 << 30}}, nil
 	case "base":
 		return &template.Template{Name: "base", Digest: "sha256:base", User: "user"}, nil
+	case "unbuilt":
+		return nil, fault.New(fault.Unavailable, "template %s is not built yet", name)
+	case "acmes":
+		if tenant == "acme" {
+			return &template.Template{Name: "acmes", Digest: "sha256:acmes", User: "user", Tenant: "acme"}, nil
+		}
 	}
 	return nil, fault.New(fault.NotFound, "there is no template %q", name)
 }
@@ -223,6 +229,22 @@ type fakeObserver struct {
 	runs            int
 	outcomes        []agentapi.Outcome
 	kinds           []sandbox.RunKind
+	forked          []told
+	paused, resumed []fault.Kind // empty: it happened
+}
+
+// kindOf is empty where nothing failed.
+func kindOf(err error) fault.Kind {
+	if err == nil {
+		return ""
+	}
+	return fault.KindOf(err)
+}
+
+// told is one fork as an Observer heard of it.
+type told struct {
+	n    int
+	kind fault.Kind
 }
 
 func (o *fakeObserver) Created(_ sandbox.Sandbox, _ time.Duration, err error) {
@@ -233,6 +255,24 @@ func (o *fakeObserver) Created(_ sandbox.Sandbox, _ time.Duration, err error) {
 	} else {
 		o.created++
 	}
+}
+
+func (o *fakeObserver) Forked(_ sandbox.Sandbox, n int, _, _ time.Duration, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.forked = append(o.forked, told{n, kindOf(err)})
+}
+
+func (o *fakeObserver) Paused(_ sandbox.Sandbox, _ time.Duration, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.paused = append(o.paused, kindOf(err))
+}
+
+func (o *fakeObserver) Resumed(_ sandbox.Sandbox, _ time.Duration, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.resumed = append(o.resumed, kindOf(err))
 }
 
 func (o *fakeObserver) Adopted(sandbox.Sandbox) {
@@ -279,6 +319,14 @@ type fakeDriver struct {
 	changes  []sandbox.Change
 	causes   []sandbox.Cause
 	usage    sandbox.Usage
+
+	onFork    func(ctx context.Context, req sandbox.ForkRequest) error // before a fork takes effect
+	onFreeze  func(op, id string)                                      // before a pause or resume takes effect
+	forks     []sandbox.ForkRequest
+	snapshots []sandbox.SnapshotRequest
+	removed   []string
+
+	onSnapshot func() // after a snapshot has taken effect
 }
 
 type fakeBox struct {
@@ -287,11 +335,12 @@ type fakeBox struct {
 	gone    context.Context
 	end     context.CancelFunc
 	kernels map[string]agentapi.Kernel
+	paused  bool
 }
 
 func newFakeDriver() *fakeDriver {
 	return &fakeDriver{
-		caps:  sandbox.Caps{Name: "fake", Network: true, Limits: true},
+		caps:  sandbox.Caps{Name: "fake", Network: true, Limits: true, Fork: true, Pause: true, Snapshot: true},
 		boxes: map[string]*fakeBox{}, news: make(chan struct{}),
 	}
 }
@@ -466,11 +515,90 @@ func (d *fakeDriver) Stop(_ context.Context, id string, cause sandbox.Cause) err
 	return nil
 }
 
+func (d *fakeDriver) Fork(ctx context.Context, req sandbox.ForkRequest) (sandbox.Forked, error) {
+	if err := d.call("fork"); err != nil {
+		return sandbox.Forked{}, err
+	}
+	d.mu.Lock()
+	hook := d.onFork
+	d.mu.Unlock()
+	if hook != nil {
+		if err := hook(ctx, req); err != nil {
+			return sandbox.Forked{}, err
+		}
+	}
+	parent, err := d.box(req.Parent)
+	if err != nil {
+		return sandbox.Forked{}, err
+	}
+	d.mu.Lock()
+	d.forks = append(d.forks, req)
+	d.mu.Unlock()
+	for _, c := range req.Children {
+		d.put(sandbox.StartRequest{ID: c.ID, Tenant: parent.req.Tenant, Template: parent.req.Template, Deadline: c.Deadline})
+	}
+	return forked, nil
+}
+
+// forked is what every fork tells.
+var forked = sandbox.Forked{
+	Stall: 7 * time.Millisecond, Memory: 50 << 20, NotCopied: []sandbox.NotCopied{{Kind: "process", What: "sleep 100 (pid 17)"}},
+}
+
+func (d *fakeDriver) Pause(_ context.Context, id string) error { return d.freeze("pause", id, true) }
+
+func (d *fakeDriver) Resume(_ context.Context, id string) error { return d.freeze("resume", id, false) }
+
+func (d *fakeDriver) freeze(op, id string, paused bool) error {
+	if err := d.call(op); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	hook := d.onFreeze
+	d.mu.Unlock()
+	if hook != nil {
+		hook(op, id)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	box := d.boxes[id]
+	if box == nil {
+		return fault.New(fault.NotFound, "no sandbox %q", id)
+	}
+	box.paused = paused
+	return nil
+}
+
+func (d *fakeDriver) Snapshot(_ context.Context, req sandbox.SnapshotRequest) (*template.Template, error) {
+	if err := d.call("snapshot"); err != nil {
+		return nil, err
+	}
+	if _, err := d.box(req.ID); err != nil {
+		return nil, err
+	}
+	if d.onSnapshot != nil {
+		d.onSnapshot()
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.snapshots = append(d.snapshots, req)
+	return &template.Template{
+		Name: req.Name, Digest: "sha256:" + req.Name, Description: req.Description, Tenant: req.Tenant,
+	}, nil
+}
+
+func (d *fakeDriver) RemoveTemplate(_ context.Context, tenant, name string) error {
+	d.mu.Lock()
+	d.removed = append(d.removed, tenant+"/"+name)
+	d.mu.Unlock()
+	return d.call("remove")
+}
+
 func (d *fakeDriver) List(context.Context) (list []sandbox.Instance, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for id, box := range d.boxes {
-		list = append(list, sandbox.Instance{ID: id, Tenant: box.req.Tenant, Deadline: box.req.Deadline, Started: box.started})
+		list = append(list, sandbox.Instance{ID: id, Tenant: box.req.Tenant, Deadline: box.req.Deadline, Started: box.started, Paused: box.paused})
 	}
 	return list, d.call("list")
 }

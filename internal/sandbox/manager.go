@@ -18,8 +18,9 @@ import (
 
 // Templates finds what a sandbox starts from, by name and from memory: it is asked on every create.
 type Templates interface {
-	// Resolve answers an unknown name with fault.NotFound.
-	Resolve(ctx context.Context, name string) (*template.Template, error)
+	// Resolve finds a template that everybody may use or the tenant's own. Any other name is fault.NotFound; one that is
+	// known and cannot be used yet is fault.Unavailable.
+	Resolve(ctx context.Context, tenant, name string) (*template.Template, error)
 }
 
 // Manager owns the life of every sandbox of a server. Living sandboxes are in its memory and in the Store; the memory
@@ -33,7 +34,8 @@ type Manager struct {
 	log       *slog.Logger
 
 	clock  *clock
-	slots  *slots
+	slots  *slots // of creates
+	forks  *slots // of forks: one that waits for a busy kernel must not hold up a create
 	rates  *rates
 	feed   *feed
 	cancel context.CancelFunc // ends life
@@ -58,7 +60,8 @@ func NewManager(cfg Config, d Driver, s Store, t Templates, o Observer, log *slo
 	life, cancel := context.WithCancel(context.Background())
 	return &Manager{
 		cfg: cfg, driver: d, store: s, templates: t, observer: o, log: log,
-		clock: newClock(), slots: newSlots(cfg.MaxStarting, cfg.MaxQueued), rates: newRates(cfg.CreateRate), feed: newFeed(),
+		clock: newClock(), rates: newRates(cfg.CreateRate), feed: newFeed(),
+		slots: newSlots(cfg.MaxStarting, cfg.MaxQueued), forks: newSlots(cfg.MaxStarting, cfg.MaxQueued),
 		cancel: cancel, life: life,
 		living: map[string]*entry{}, byKey: map[claimKey]*entry{}, byIdem: map[claimKey]*entry{}, tenants: map[string]int{},
 	}
@@ -82,7 +85,7 @@ func (m *Manager) Prepare(ctx context.Context, tenant, name string) error {
 	if name == "" {
 		name = m.cfg.DefaultTemplate
 	}
-	t, err := m.templates.Resolve(ctx, name)
+	t, err := m.templates.Resolve(ctx, tenant, name)
 	if err != nil {
 		return err
 	}
@@ -166,13 +169,16 @@ func (m *Manager) SetNetwork(ctx context.Context, p auth.Principal, id string, n
 
 // change tells the driver first: what it enforces is the truth, and Open takes it over after a crash in between.
 func (m *Manager) change(ctx context.Context, p auth.Principal, id string, c Change, event LifecycleEvent, apply func(*Sandbox)) (Sandbox, error) {
-	e, leave, err := m.running(ctx, p, id)
+	e, leave, err := m.enterUsable(ctx, p, id)
 	if err != nil {
 		return Sandbox{}, err
 	}
 	defer leave()
-	e.changing.Lock()
-	defer e.changing.Unlock()
+	unlock, err := e.lockChanges(ctx)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	defer unlock()
 	if err := m.driver.Change(ctx, id, c); err != nil {
 		return Sandbox{}, m.whyGone(ctx, e, fmt.Errorf("change sandbox %s: %w", id, err))
 	}
@@ -215,8 +221,8 @@ func (m *Manager) find(p auth.Principal, id string) *entry {
 	return nil
 }
 
-// running returns a sandbox that can be used and makes Close wait until leave; one that has ended is fault.Gone.
-func (m *Manager) running(ctx context.Context, p auth.Principal, id string) (e *entry, leave func(), err error) {
+// enterUsable is usable and makes Close wait until leave.
+func (m *Manager) enterUsable(ctx context.Context, p auth.Principal, id string) (e *entry, leave func(), err error) {
 	leave, err = m.enter()
 	if err != nil {
 		return nil, nil, err
@@ -228,6 +234,7 @@ func (m *Manager) running(ctx context.Context, p auth.Principal, id string) (e *
 	return e, leave, nil
 }
 
+// usable returns a sandbox that runs or is paused; one that has ended is fault.Gone.
 func (m *Manager) usable(ctx context.Context, p auth.Principal, id string) (*entry, error) {
 	e := m.find(p, id)
 	if e == nil {
@@ -237,7 +244,7 @@ func (m *Manager) usable(ctx context.Context, p auth.Principal, id string) (*ent
 		}
 		return nil, goneError(sb)
 	}
-	if sb := e.snapshot(); sb.State != StateRunning {
+	if sb := e.snapshot(); !sb.State.usable() {
 		return nil, goneError(sb)
 	}
 	return e, nil
@@ -250,6 +257,8 @@ func goneError(sb Sandbox) error {
 		return fault.New(fault.Conflict, "sandbox %s is still starting", sb.ID)
 	case StateRunning: // it ended for its driver and not yet for us
 		return fault.New(fault.Unavailable, "sandbox %s does not answer", sb.ID)
+	case StatePaused:
+		return fault.New(fault.Conflict, "sandbox %s is paused; resume it first", sb.ID)
 	case StateStopping:
 		return fault.New(fault.Gone, "sandbox %s is ending: %s", sb.ID, causeText(sb))
 	case StateEnded:
@@ -281,24 +290,23 @@ func (m *Manager) enter() (leave func(), err error) {
 func (m *Manager) save(ctx context.Context, e *entry, events ...LifecycleEvent) error {
 	e.saving.Lock()
 	defer e.saving.Unlock()
-	sb := e.snapshot()
-	if sb.State == StateEnded {
-		return fault.Wrap(fault.Conflict, goneError(sb), "sandbox %s has ended", e.id)
+	r := e.record()
+	if r.State == StateEnded {
+		return fault.Wrap(fault.Conflict, goneError(r.Sandbox), "sandbox %s has ended", e.id)
 	}
-	return m.write(ctx, e, sb, m.store.Save, events...)
+	return m.write(ctx, r, m.store.Save, events...)
 }
 
 // write is not stopped by a caller who leaves: the change has happened and the row must say so. The caller holds saving.
-func (m *Manager) write(ctx context.Context, e *entry, sb Sandbox, write func(context.Context, Record, ...LifecycleEvent) error, events ...LifecycleEvent) error {
+func (m *Manager) write(ctx context.Context, r Record, write func(context.Context, Record, ...LifecycleEvent) error, events ...LifecycleEvent) error {
 	for i := range events {
-		events[i].Sandbox, events[i].Tenant = sb.ID, sb.Tenant
+		events[i].Sandbox, events[i].Tenant = r.ID, r.Tenant
 		if events[i].At.IsZero() {
 			events[i].At = now()
 		}
 	}
-	err := write(context.WithoutCancel(ctx), Record{
-		Sandbox: sb, IdempotencyKey: e.idem, SpecDigest: e.digest, BootID: m.cfg.BootID,
-	}, events...)
+	r.BootID = m.cfg.BootID
+	err := write(context.WithoutCancel(ctx), r, events...)
 	if err == nil && len(events) > 0 {
 		m.feed.tell()
 	}

@@ -52,6 +52,7 @@ type lost struct {
 func (m *Manager) readopt(ctx context.Context, records []Record, instances map[string]Instance) (missing []lost) {
 	for _, r := range records {
 		e := newEntry(r.Sandbox, r.IdempotencyKey, r.SpecDigest)
+		e.unspent = r.Unspent
 		close(e.started)
 		m.mu.Lock()
 		m.keep(e)
@@ -59,7 +60,7 @@ func (m *Manager) readopt(ctx context.Context, records []Record, instances map[s
 		instance, lives := instances[r.ID]
 		delete(instances, r.ID)
 		switch r.State {
-		case StateRunning:
+		case StateRunning, StatePaused:
 			if !lives {
 				missing = append(missing, lost{e, r.BootID})
 				continue
@@ -75,19 +76,55 @@ func (m *Manager) readopt(ctx context.Context, records []Record, instances map[s
 	return missing
 }
 
-// adopt trusts the driver's deadline: that is the one in force when a crash came between driver and row.
+// adopt trusts the driver: its deadline and its state are the ones in force when a crash came between driver and row.
 func (m *Manager) adopt(ctx context.Context, e *entry, i Instance) {
+	before := e.record()
 	e.mu.Lock()
 	e.sb.Deadline = i.Deadline.UTC().Truncate(time.Microsecond)
 	if i.Deadline.IsZero() {
 		e.sb.Deadline = time.Time{}
 	}
 	e.mu.Unlock()
-	if err := m.save(ctx, e, LifecycleEvent{Type: LifecycleAdopted}); err != nil {
+	events := []LifecycleEvent{{Type: LifecycleAdopted}}
+	switch {
+	case i.Paused && before.State == StateRunning:
+		m.adoptPaused(e, before)
+		events = append(events, LifecycleEvent{Type: LifecyclePaused, Deadline: e.snapshot().Deadline})
+	case !i.Paused && before.State == StatePaused:
+		m.adoptResumed(ctx, e, before)
+		events = append(events, LifecycleEvent{Type: LifecycleResumed, Deadline: e.snapshot().Deadline})
+	}
+	if err := m.save(ctx, e, events...); err != nil {
 		m.log.Warn("adoption is not recorded", "sandbox", e.id, "tenant", e.tenant, "error", err)
 	}
 	m.clock.update(e)
 	m.observer.Adopted(e.snapshot())
+}
+
+// adoptPaused takes over a pause that the row does not know. It lasts until the driver's deadline; what is left for after
+// it is what the row leaves.
+func (m *Manager) adoptPaused(e *entry, before Record) {
+	left := deadlineOf(now(), m.cfg.DefaultLifetime) // where that has passed while nobody watched
+	if before.Deadline.IsZero() || before.Deadline.After(now()) {
+		left = before.Deadline
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.sb.State, e.sb.PausedAt = StatePaused, now()
+	e.unspent = unspent(left, e.sb.PausedAt)
+}
+
+// adoptResumed takes over a resume that the row does not know. Where the deadline of the pause is still in force, the
+// resume was cut short before it set the one that follows.
+func (m *Manager) adoptResumed(ctx context.Context, e *entry, before Record) {
+	deadline := e.snapshot().Deadline
+	if deadline.Equal(before.Deadline) {
+		deadline = deadlineOf(now(), before.Unspent)
+		if err := m.driver.Change(ctx, e.id, Change{Deadline: &deadline}); err != nil {
+			m.log.Warn("deadline of a resumed sandbox is not set", "sandbox", e.id, "tenant", e.tenant, "error", err)
+		}
+	}
+	e.resume(deadline)
 }
 
 func (m *Manager) stopLeft(ctx context.Context, e *entry, cause Cause, message string) {

@@ -74,7 +74,7 @@ func (m *Manager) run(ctx context.Context, e *entry, params agentapi.RunParams) 
 	return func(yield func(agentapi.Event, error) bool) {
 		client := m.client(e, nil)
 		stream, err := client.Run(ctx, params)
-		if fault.Is(err, fault.Gone) && e.snapshot().State == StateRunning {
+		if fault.Is(err, fault.Gone) && e.snapshot().State.usable() {
 			if err := m.replaceKernel(ctx, e, params.Kernel); err != nil {
 				yield(agentapi.Event{}, err)
 				return
@@ -278,7 +278,7 @@ func (e *entry) lockKernels(ctx context.Context) (unlock func(), err error) {
 	}
 }
 
-// readyFor returns a sandbox that is running and counts as used until release; bad, if any, is why the request itself
+// readyFor returns a sandbox that is running, or was paused and has been resumed, and counts as used until release; bad, if any, is why the request itself
 // is refused.
 func (m *Manager) readyFor(ctx context.Context, p auth.Principal, id string, bad error) (*entry, error) {
 	if bad != nil {
@@ -288,8 +288,8 @@ func (m *Manager) readyFor(ctx context.Context, p auth.Principal, id string, bad
 	if err != nil {
 		return nil, err
 	}
-	if !e.touch() {
-		return nil, goneError(e.snapshot())
+	if err := m.use(ctx, e); err != nil {
+		return nil, err
 	}
 	return e, nil
 }
@@ -303,8 +303,8 @@ func (m *Manager) release(e *entry) {
 // client dials through the Manager; closed, if any, is called when a connection is.
 func (m *Manager) client(e *entry, closed func()) *agentapi.Client {
 	return agentapi.NewClient(func(ctx context.Context) (net.Conn, error) {
-		if !e.touch() {
-			return nil, goneError(e.snapshot())
+		if err := m.use(ctx, e); err != nil {
+			return nil, err
 		}
 		conn, err := m.driver.Dial(ctx, e.id)
 		if err != nil {
@@ -368,7 +368,7 @@ func (m *Manager) whyGone(ctx context.Context, e *entry, err error) error {
 	case <-e.ended:
 	case <-ctx.Done():
 	}
-	if sb := e.snapshot(); sb.State != StateRunning {
+	if sb := e.snapshot(); !sb.State.usable() {
 		return goneError(sb)
 	}
 	if fault.Is(err, fault.Unavailable) {

@@ -14,6 +14,7 @@ type State string
 const (
 	StateStarting State = "starting" // its row exists, its driver is making it
 	StateRunning  State = "running"  // it can be used
+	StatePaused   State = "paused"   // its processes stand still, with their memory; it may run again
 	StateStopping State = "stopping" // its cause of death is decided, its driver is ending it
 	StateEnded    State = "ended"    // it is gone; Cause says why
 )
@@ -21,9 +22,20 @@ const (
 // Living reports whether a sandbox in this state still holds anything of its host.
 func (s State) Living() bool {
 	switch s {
-	case StateStarting, StateRunning, StateStopping:
+	case StateStarting, StateRunning, StatePaused, StateStopping:
 		return true
 	case StateEnded:
+		return false
+	}
+	return false
+}
+
+// usable reports whether something can be asked of a sandbox in this state; a paused one may have to be resumed for it.
+func (s State) usable() bool {
+	switch s {
+	case StateRunning, StatePaused:
+		return true
+	case StateStarting, StateStopping, StateEnded:
 		return false
 	}
 	return false
@@ -32,6 +44,15 @@ func (s State) Living() bool {
 // Known reports whether s is one of the states.
 func (s State) Known() bool { return s == StateEnded || s.Living() }
 
+// IdleAction is what happens to a sandbox that nobody used for its idle timeout.
+type IdleAction string
+
+// The idle actions.
+const (
+	IdleKill  IdleAction = "kill" // the default
+	IdlePause IdleAction = "pause"
+)
+
 // Spec is what somebody asks for; everything left out is the template's or the server's choice.
 type Spec struct {
 	Template       string            `json:"template,omitempty"`
@@ -39,6 +60,8 @@ type Spec struct {
 	IdempotencyKey string            `json:"idempotency_key,omitempty"` // a retry of the same request finds what the first made
 	Lifetime       time.Duration     `json:"lifetime,omitempty"`        // zero: the server's default; negative: none, where allowed
 	IdleTimeout    time.Duration     `json:"idle_timeout,omitempty"`    // zero: the server's default; negative: none
+	IdleAction     IdleAction        `json:"idle_action,omitempty"`
+	AutoResume     bool              `json:"auto_resume,omitempty"` // a use of it resumes it when it is paused
 	Limits         template.Limits   `json:"limits,omitzero"`
 	Metadata       map[string]string `json:"metadata,omitempty"`
 	Env            map[string]string `json:"env,omitempty"`
@@ -57,9 +80,13 @@ type Sandbox struct {
 	CreatedAt      time.Time         `json:"created_at"`
 	StartedAt      time.Time         `json:"started_at,omitzero"`
 	Deadline       time.Time         `json:"deadline,omitzero"` // zero: none
+	PausedAt       time.Time         `json:"paused_at,omitzero"`
 	EndedAt        time.Time         `json:"ended_at,omitzero"`
 	LastUsed       time.Time         `json:"last_used,omitzero"`
 	IdleTimeout    time.Duration     `json:"idle_timeout,omitempty"` // zero: none
+	IdleAction     IdleAction        `json:"idle_action"`
+	AutoResume     bool              `json:"auto_resume,omitempty"`
+	ForkedFrom     string            `json:"forked_from,omitempty"` // id of the sandbox it is a copy of
 	Limits         template.Limits   `json:"limits"`
 	Metadata       map[string]string `json:"metadata,omitempty"`
 	Network        policy.Network    `json:"network"`
@@ -101,7 +128,11 @@ const (
 	LifecycleAdopted  LifecycleType = "adopted"          // a new server took it over
 	LifecycleLifetime LifecycleType = "lifetime_changed" // Deadline
 	LifecycleNetwork  LifecycleType = "network_changed"
-	LifecycleEnded    LifecycleType = "ended" // Cause, Message
+	LifecyclePaused   LifecycleType = "paused"   // Deadline of the pause
+	LifecycleResumed  LifecycleType = "resumed"  // Deadline
+	LifecycleForked   LifecycleType = "forked"   // Message: of a child its parent's id, of a parent its children's
+	LifecycleSnapshot LifecycleType = "snapshot" // Message: the name of the template that was made
+	LifecycleEnded    LifecycleType = "ended"    // Cause, Message
 )
 
 // LifecycleEvent is one thing that happened to a sandbox, in the order of Seq.

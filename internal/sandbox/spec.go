@@ -67,6 +67,11 @@ func (s Spec) validate() error {
 	default:
 		return fault.New(fault.Invalid, "unknown storage %q: use %s, %s or %s", s.Storage, StorageVolatile, StorageDurable, StorageTmpfs)
 	}
+	switch s.IdleAction {
+	case "", IdleKill, IdlePause:
+	default:
+		return fault.New(fault.Invalid, "unknown idle action %.40q: use %s or %s", s.IdleAction, IdleKill, IdlePause)
+	}
 	if s.Network != nil {
 		return s.Network.Validate()
 	}

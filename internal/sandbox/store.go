@@ -11,6 +11,8 @@ type Record struct {
 	IdempotencyKey string
 	SpecDigest     string // of the Spec that came with IdempotencyKey
 	BootID         string // of the host when a server last saw it alive
+	// Unspent is what was left of its lifetime when it was paused; negative: it had no deadline; zero: it is not paused.
+	Unspent time.Duration
 }
 
 // Store keeps sandboxes and their events over the life of a server; storetest has its contract as tests.

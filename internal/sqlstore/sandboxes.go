@@ -17,15 +17,16 @@ import (
 
 const columns = `id, tenant, template, template_digest, key, idempotency_key, spec_digest, boot_id, state,
 	created_at, started_at, deadline, ended_at, last_used, idle_timeout, limits, metadata, network, storage,
-	cause, cause_message, usage`
+	cause, cause_message, usage, forked_from, auto_resume, idle_action, paused_at, unspent`
 
 const (
 	insertQuery = `INSERT INTO sandboxes (` + columns + `)
-		VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)`
+		VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22,
+		?23, ?24, ?25, ?26, ?27)`
 	// What never changes in a life is not written again; the arguments are those of insertQuery.
 	saveQuery = `UPDATE sandboxes SET boot_id = ?8, state = ?9, started_at = ?11, deadline = ?12, ended_at = ?13,
 		last_used = ?14, idle_timeout = ?15, limits = ?16, metadata = ?17, network = ?18, cause = ?20,
-		cause_message = ?21, usage = ?22
+		cause_message = ?21, usage = ?22, auto_resume = ?24, paused_at = ?26, unspent = ?27
 		WHERE id = ?1 AND state <> 'ended'`
 	stateQuery = `SELECT state FROM sandboxes WHERE id = ?1`
 	getQuery   = `SELECT ` + columns + ` FROM sandboxes WHERE id = ?1`
@@ -270,6 +271,7 @@ func row(r sandbox.Record) ([]any, error) {
 		r.ID, r.Tenant, r.Template, r.TemplateDigest, r.Key, r.IdempotencyKey, r.SpecDigest, r.BootID, string(r.State),
 		micros(r.CreatedAt), micros(r.StartedAt), micros(r.Deadline), micros(r.EndedAt), micros(r.LastUsed), int64(r.IdleTimeout),
 		texts[0], texts[1], texts[2], string(r.Storage), string(r.Cause), r.CauseMessage, texts[3],
+		r.ForkedFrom, r.AutoResume, string(r.IdleAction), micros(r.PausedAt), int64(r.Unspent),
 	}, nil
 }
 
@@ -285,16 +287,17 @@ func (w withSeq) Scan(dest ...any) error { return w.scanner.Scan(append(slices.C
 
 func scan(from scanner) (sandbox.Record, error) {
 	var r sandbox.Record
-	var created, started, deadline, ended, used, idle int64
+	var created, started, deadline, ended, used, idle, paused int64
 	var limits, metadata, network, usage []byte
 	err := from.Scan(&r.ID, &r.Tenant, &r.Template, &r.TemplateDigest, &r.Key, &r.IdempotencyKey, &r.SpecDigest, &r.BootID, &r.State,
 		&created, &started, &deadline, &ended, &used, &idle, &limits, &metadata, &network, &r.Storage,
-		&r.Cause, &r.CauseMessage, &usage)
+		&r.Cause, &r.CauseMessage, &usage, &r.ForkedFrom, &r.AutoResume, &r.IdleAction, &paused, &r.Unspent)
 	if err != nil {
 		return sandbox.Record{}, err
 	}
 	r.CreatedAt, r.StartedAt, r.Deadline = fromMicros(created), fromMicros(started), fromMicros(deadline)
 	r.EndedAt, r.LastUsed, r.IdleTimeout = fromMicros(ended), fromMicros(used), time.Duration(idle)
+	r.PausedAt = fromMicros(paused)
 	for _, f := range []struct {
 		text []byte
 		to   any

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
@@ -75,6 +77,37 @@ func TestOpen(t *testing.T) {
 		}
 		if _, err := open(t, filepath.Join(copied, "cove.db")).Get(t.Context(), "sb1"); err != nil {
 			t.Fatal(err)
+		}
+	})
+	t.Run("a database of the first schema is brought up to date", func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "cove.db")
+		first, err := os.ReadFile("migrations/0001_sandboxes.sql")
+		if err != nil {
+			t.Fatal(err)
+		}
+		db, err := sql.Open("sqlite", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer db.Close()
+		if _, err := db.Exec(string(first) + `;
+			INSERT INTO sandboxes VALUES (1, 'sb1', 'acme', 'python', 'd1', '', '', '', 'boot-1', 'running',
+				1, 2, 3, 0, 4, 5, '{}', '{"a":"b"}', '{"mode":"internet"}', 'volatile', '', '', '{}');
+			PRAGMA user_version = 1`); err != nil {
+			t.Fatal(err)
+		}
+		got, err := open(t, path).Get(t.Context(), "sb1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := sandbox.Record{Sandbox: sandbox.Sandbox{
+			ID: "sb1", Tenant: "acme", Template: "python", TemplateDigest: "d1", State: sandbox.StateRunning,
+			CreatedAt: time.UnixMicro(1).UTC(), StartedAt: time.UnixMicro(2).UTC(), Deadline: time.UnixMicro(3).UTC(), LastUsed: time.UnixMicro(4).UTC(),
+			IdleTimeout: 5, IdleAction: sandbox.IdleKill, Metadata: map[string]string{"a": "b"},
+			Network: policy.Network{Mode: policy.Internet}, Storage: sandbox.StorageVolatile,
+		}, BootID: "boot-1"}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Fatal(diff)
 		}
 	})
 	t.Run("only its owner may read the file", func(t *testing.T) {

@@ -1,7 +1,8 @@
 package telemetry
 
 import (
-	"fmt"
+	"bufio"
+	"cmp"
 	"io"
 	"maps"
 	"net/http"
@@ -12,12 +13,11 @@ import (
 	"time"
 )
 
-// The Prometheus text format is a few lines per metric, and this server has nine metrics: that is less code than the
-// client library brings modules.
+// The Prometheus text format is a few lines per metric: that is less code than the client library brings modules.
 
-// family is one metric with all its labels.
+// family writes one metric, or several that are read together, with all their labels.
 type family interface {
-	write(w io.Writer)
+	write(w *bufio.Writer)
 }
 
 type families struct{ list []family }
@@ -26,60 +26,105 @@ func (f *families) add(list ...family) { f.list = append(f.list, list...) }
 
 func (f *families) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+	out := bufio.NewWriter(w)
 	for _, m := range f.list {
-		m.write(w)
+		m.write(out)
 	}
+	_ = out.Flush() // whoever asked has gone: nobody to tell
 }
 
-// desc is what every family has.
+// The types of a metric.
+const (
+	typeCounter   = "counter"
+	typeGauge     = "gauge"
+	typeHistogram = "histogram"
+)
+
+// desc is what every metric has.
 type desc struct {
-	name, help string
-	labels     []string
+	name, kind, help string
+	labels           []string
 }
 
-func (d *desc) head(w io.Writer, kind string) {
-	fmt.Fprintf(w, "# HELP %s %s\n# TYPE %s %s\n", d.name, d.help, d.name, kind)
+func (d *desc) head(w io.StringWriter) {
+	put(w, "# HELP ", d.name, " ", d.help, "\n# TYPE ", d.name, " ", d.kind, "\n")
+}
+
+// line writes one series; extra is a label of the format's own, such as le.
+func (d *desc) line(w io.StringWriter, suffix string, values labels, extra, number string) {
+	put(w, d.name, suffix)
+	open := "{"
+	for i, name := range d.labels {
+		put(w, open, name, `="`, escape.Replace(values[i]), `"`)
+		open = ","
+	}
+	if extra != "" {
+		put(w, open, extra)
+		open = ","
+	}
+	if open == "," {
+		put(w, "}")
+	}
+	put(w, " ", number, "\n")
+}
+
+// put writes to a buffer, which keeps its error until it is flushed.
+func put(w io.StringWriter, parts ...string) {
+	for _, p := range parts {
+		_, _ = w.WriteString(p)
+	}
 }
 
 var escape = strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`)
 
-// series spells the labels of one series; it is also the key it is kept by.
-func (d *desc) series(values []string) string {
-	parts := make([]string, len(d.labels))
-	for i, l := range d.labels {
-		parts[i] = l + `="` + escape.Replace(values[i]) + `"`
-	}
-	return strings.Join(parts, ",")
-}
-
-func braces(labels string) string {
-	if labels == "" {
-		return ""
-	}
-	return "{" + labels + "}"
-}
-
 func number(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 
-type gauge struct {
-	desc
-	read func() map[string]float64
+// labels are the values of a metric's labels, in their order. An array is its own key: counting allocates nothing.
+type labels [3]string
+
+func labelsOf(values []string) (l labels) {
+	copy(l[:], values)
+	return l
 }
 
-// newGauge asks read when somebody looks; label may be empty.
-func newGauge(name, help, label string, read func() map[string]float64) *gauge {
-	g := &gauge{desc: desc{name: name, help: help}, read: read}
-	if label != "" {
-		g.labels = []string{label}
+func compareLabels(a, b labels) int {
+	return cmp.Or(cmp.Compare(a[0], b[0]), cmp.Compare(a[1], b[1]), cmp.Compare(a[2], b[2]))
+}
+
+// gauges are metrics that are read when somebody looks, all at once: they may come from one answer of another process.
+type gauges struct {
+	list []desc
+	read func(*reading)
+}
+
+func newGauges(read func(*reading), list ...desc) *gauges {
+	for i := range list {
+		list[i].kind = cmp.Or(list[i].kind, typeGauge)
 	}
-	return g
+	return &gauges{list: list, read: read}
 }
 
-func (g *gauge) write(w io.Writer) {
-	g.head(w, "gauge")
-	now := g.read()
-	for _, k := range slices.Sorted(maps.Keys(now)) {
-		fmt.Fprintf(w, "%s%s %s\n", g.name, braces(g.series([]string{k})), number(now[k]))
+// reading is what gauges were when somebody looked.
+type reading struct{ values map[string]map[labels]float64 }
+
+// set tells a value; several of the same labels are added up.
+func (r *reading) set(name string, v float64, values ...string) {
+	if r.values[name] == nil {
+		r.values[name] = map[labels]float64{}
+	}
+	r.values[name][labelsOf(values)] += v
+}
+
+func (g *gauges) write(w *bufio.Writer) {
+	now := reading{map[string]map[labels]float64{}}
+	g.read(&now)
+	for i := range g.list {
+		d := &g.list[i]
+		d.head(w)
+		series := now.values[d.name]
+		for _, l := range slices.SortedFunc(maps.Keys(series), compareLabels) {
+			d.line(w, "", l, "", number(series[l]))
+		}
 	}
 }
 
@@ -87,36 +132,45 @@ type counter struct {
 	desc
 
 	mu     sync.Mutex
-	values map[string]uint64
+	values map[labels]uint64
 }
 
-func newCounter(name, help string, labels ...string) *counter {
-	return &counter{desc: desc{name, help, labels}, values: map[string]uint64{}}
+// newCounter counts from zero: a metric without labels is there before the first time.
+func newCounter(name, help string, names ...string) *counter {
+	c := &counter{desc: desc{name, typeCounter, help, names}, values: map[labels]uint64{}}
+	if len(names) == 0 {
+		c.values[labels{}] = 0
+	}
+	return c
 }
 
-func (c *counter) inc(values ...string) {
-	key := c.series(values)
+func (c *counter) inc(values ...string) { c.add(1, values...) }
+
+// add counts n more; zero makes the series known, so that its first rise is seen as one.
+func (c *counter) add(n uint64, values ...string) {
+	l := labelsOf(values)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.values[key]++
+	c.values[l] += n
 }
 
-func (c *counter) write(w io.Writer) {
+func (c *counter) write(w *bufio.Writer) {
 	c.mu.Lock()
 	now := maps.Clone(c.values)
 	c.mu.Unlock()
-	c.head(w, "counter")
-	for _, k := range slices.Sorted(maps.Keys(now)) {
-		fmt.Fprintf(w, "%s%s %d\n", c.name, braces(k), now[k])
+	c.head(w)
+	for _, l := range slices.SortedFunc(maps.Keys(now), compareLabels) {
+		c.line(w, "", l, "", strconv.FormatUint(now[l], 10))
 	}
 }
 
 type histogram struct {
 	desc
-	bounds []float64
+	bounds []float64 // in seconds
+	le     []string  // the label of each, and of the last bucket, which has no bound
 
 	mu     sync.Mutex
-	values map[string]*distribution
+	values map[labels]*distribution
 }
 
 type distribution struct {
@@ -124,46 +178,47 @@ type distribution struct {
 	sum    float64
 }
 
-func newHistogram(name, help string, bounds []float64, labels ...string) *histogram {
-	return &histogram{desc: desc{name, help, labels}, bounds: bounds, values: map[string]*distribution{}}
+func newHistogram(name, help string, bounds []float64, names ...string) *histogram {
+	h := &histogram{desc: desc{name, typeHistogram, help, names}, bounds: bounds, values: map[labels]*distribution{}}
+	for _, b := range bounds {
+		h.le = append(h.le, `le="`+number(b)+`"`)
+	}
+	h.le = append(h.le, `le="+Inf"`)
+	if len(names) == 0 {
+		h.values[labels{}] = h.distribution()
+	}
+	return h
+}
+
+func (h *histogram) distribution() *distribution {
+	return &distribution{counts: make([]uint64, len(h.bounds)+1)}
 }
 
 func (h *histogram) observe(d time.Duration, values ...string) {
-	key, v := h.series(values), d.Seconds()
+	l, v := labelsOf(values), d.Seconds()
 	at, _ := slices.BinarySearch(h.bounds, v) // the first bound that is not below v
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	dist := h.values[key]
+	dist := h.values[l]
 	if dist == nil {
-		dist = &distribution{counts: make([]uint64, len(h.bounds)+1)}
-		h.values[key] = dist
+		dist = h.distribution()
+		h.values[l] = dist
 	}
 	dist.counts[at]++
 	dist.sum += v
 }
 
-func (h *histogram) write(w io.Writer) {
+func (h *histogram) write(w *bufio.Writer) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.head(w, "histogram")
-	for _, k := range slices.Sorted(maps.Keys(h.values)) {
-		h.distribution(w, k, h.values[k])
-	}
-}
-
-func (h *histogram) distribution(w io.Writer, labels string, d *distribution) {
-	prefix := labels
-	if prefix != "" {
-		prefix += ","
-	}
-	var total uint64
-	for i, n := range d.counts {
-		total += n
-		bound := "+Inf"
-		if i < len(h.bounds) {
-			bound = number(h.bounds[i])
+	h.head(w)
+	for _, l := range slices.SortedFunc(maps.Keys(h.values), compareLabels) {
+		var total uint64
+		for i, n := range h.values[l].counts {
+			total += n
+			h.line(w, "_bucket", l, h.le[i], strconv.FormatUint(total, 10))
 		}
-		fmt.Fprintf(w, "%s_bucket{%sle=%q} %d\n", h.name, prefix, bound, total)
+		h.line(w, "_sum", l, "", number(h.values[l].sum))
+		h.line(w, "_count", l, "", strconv.FormatUint(total, 10))
 	}
-	fmt.Fprintf(w, "%s_sum%s %s\n%s_count%s %d\n", h.name, braces(labels), number(d.sum), h.name, braces(labels), total)
 }

@@ -1,12 +1,12 @@
-// Package telemetry is a sandbox.Observer that turns what the Manager does into log lines and Prometheus metrics. It
-// decides nothing and holds no sandbox's content.
+// Package telemetry shows an operator what the server does: log lines and Prometheus metrics as a sandbox.Observer, and
+// OpenTelemetry spans around the Manager and its driver. It decides nothing and holds no sandbox's content.
 package telemetry
 
 import (
 	"context"
 	"log/slog"
 	"net/http"
-	"runtime"
+	"strconv"
 	"sync"
 	"time"
 
@@ -17,70 +17,105 @@ import (
 
 // Observer counts and logs. Make it with New.
 type Observer struct {
-	log *slog.Logger
+	log    *slog.Logger
+	shared func(template string) bool // see Sources
 
-	created *counter
-	create  *histogram
-	adopted *counter
-	ended   *counter
-	runs    *counter
-	run     *histogram
+	created, adopted, ended  *counter
+	forks, children          *counter
+	pauses, resumes          *counter
+	runs, requests, failures *counter
+	received, sent           *counter
+	create, fork, stall      *histogram
+	pause, resume, run       *histogram
 	families
 
 	mu   sync.Mutex
-	live map[string]bool // sandboxes that run, by id: a set, because adoption and creation may both tell of one
-	busy int             // runs that have begun and not ended
+	busy int // runs that have begun and not ended
 }
 
-// A create takes milliseconds and a cell may take minutes.
+// A create takes milliseconds, a pause a part of one, and a cell may take minutes.
 var (
-	createBuckets = []float64{.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30}
-	runBuckets    = []float64{.0005, .001, .002, .005, .01, .05, .1, .5, 1, 5, 10, 60, 300, 1800}
+	createBuckets = []float64{.001, .002, .003, .005, .0075, .01, .015, .02, .03, .05, .1, .2, .5, 1, 2, 5, 10, 30}
+	pauseBuckets  = []float64{.0001, .0002, .0005, .001, .002, .003, .005, .01, .02, .05, .1, .5, 1, 5, 30}
+	runBuckets    = []float64{.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60, 300, 1800}
 )
+
+// outcomeOK is what came about; other outcomes are fault kinds.
+const outcomeOK = "ok"
+
+// outcomeLeft is a run whose client went first.
+const outcomeLeft = "left"
 
 // New makes an Observer that logs to log.
 func New(log *slog.Logger) *Observer {
-	o := &Observer{log: log, live: map[string]bool{}}
-	o.add(newGauge("cove_sandboxes", "Sandboxes that live now, by state.", "state", o.states))
-	o.add(newGauge("cove_runs_active", "Runs that go on now.", "", o.active))
-	o.add(newGauge("go_goroutines", "Goroutines of the server.", "", goroutines))
-	o.created = newCounter("cove_sandbox_creates_total", "Creates that were not answered by an existing sandbox.", "template", "outcome")
-	o.create = newHistogram("cove_sandbox_create_seconds", "How long a successful create took.", createBuckets, "template")
-	o.adopted = newCounter("cove_sandboxes_adopted_total", "Sandboxes of an earlier server that this one took over.")
-	o.ended = newCounter("cove_sandbox_ends_total", "Sandboxes that ended, by cause.", "cause")
+	o := &Observer{log: log, shared: func(string) bool { return true }}
+	o.created = newCounter("cove_creates_total", "Creates that were not answered by an existing sandbox, forked children included.", "template", "outcome")
+	o.create = newHistogram("cove_create_seconds", "How long a successful create took, forks apart.", createBuckets, "template")
+	o.adopted = newCounter("cove_adopted_total", "Sandboxes of an earlier server that this one took over.")
+	o.ended = newCounter("cove_ends_total", "Sandboxes that ended, by cause.", "cause")
+	o.forks = newCounter("cove_forks_total", "Forks, each of one or more children.", "outcome")
+	o.children = newCounter("cove_fork_children_total", "Sandboxes that were made by forks.")
+	o.fork = newHistogram("cove_fork_seconds", "How long a successful fork took, all its children together.", createBuckets)
+	o.stall = newHistogram("cove_fork_stall_seconds", "How long the parent's kernel took no cell during a fork.", createBuckets)
+	o.pauses = newCounter("cove_pauses_total", "Pauses, by a caller or by the idle clock.", "outcome")
+	o.pause = newHistogram("cove_pause_seconds", "How long a successful pause took.", pauseBuckets)
+	o.resumes = newCounter("cove_resumes_total", "Resumes, by a caller or by a use.", "outcome")
+	o.resume = newHistogram("cove_resume_seconds", "How long a successful resume took.", pauseBuckets)
 	o.runs = newCounter("cove_runs_total", "Runs that ended; outcome is left when the client went first.", "kind", "outcome")
 	o.run = newHistogram("cove_run_seconds", "How long a run took.", runBuckets, "kind")
-	o.add(o.created, o.create, o.adopted, o.ended, o.runs, o.run)
+	o.requests = newCounter("cove_requests_total", "HTTP requests that were answered.", "route", "status")
+	o.failures = newCounter("cove_errors_total", "Failures that callers were told, by kind of fault.", "kind")
+	o.received = newCounter("cove_received_bytes_total", "Bytes of request bodies.")
+	o.sent = newCounter("cove_sent_bytes_total", "Bytes of answers.")
+	o.add(o.created, o.create, o.adopted, o.ended, o.forks, o.children, o.fork, o.stall, o.pauses, o.pause, o.resumes, o.resume,
+		newGauges(o.active, desc{name: "cove_runs_active", help: "Runs that go on now."}),
+		o.runs, o.run, o.requests, o.failures, o.received, o.sent)
+	o.expect()
 	return o
+}
+
+// expect makes series known before their first time: a rate over one that appears at 1 would miss it.
+func (o *Observer) expect() {
+	for _, kind := range []sandbox.RunKind{sandbox.RunCell, sandbox.RunCommand} {
+		for _, outcome := range []agentapi.Outcome{
+			agentapi.OutcomeOK, agentapi.OutcomeError, agentapi.OutcomeTimeout, agentapi.OutcomeInterrupted, agentapi.OutcomeKilled,
+			agentapi.OutcomeOOM, agentapi.OutcomeKernelDied, agentapi.OutcomeRefused, outcomeLeft,
+		} {
+			o.runs.add(0, string(kind), string(outcome))
+		}
+	}
+	for _, kind := range fault.Kinds {
+		o.failures.add(0, string(kind))
+	}
+	for _, c := range []*counter{o.forks, o.pauses, o.resumes} {
+		c.add(0, outcomeOK)
+	}
 }
 
 // Metrics serves the Prometheus text format.
 func (o *Observer) Metrics() http.Handler { return &o.families }
 
-func (o *Observer) states() map[string]float64 {
+func (o *Observer) active(r *reading) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return map[string]float64{string(sandbox.StateRunning): float64(len(o.live))}
+	r.set("cove_runs_active", float64(o.busy))
 }
 
-func (o *Observer) active() map[string]float64 {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return map[string]float64{"": float64(o.busy)}
-}
-
-func goroutines() map[string]float64 {
-	return map[string]float64{"": float64(runtime.NumGoroutine())}
-}
-
-func (o *Observer) lives(id string, lives bool) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if lives {
-		o.live[id] = true
-	} else {
-		delete(o.live, id)
+// outcome is the label of how something went.
+func outcome(err error) string {
+	if err == nil {
+		return outcomeOK
 	}
+	return string(fault.KindOf(err))
+}
+
+// template is a label that says no more than everybody may know: whoever reads the metrics is of no tenant, and what a
+// tenant calls its own templates is neither theirs to read nor bounded in number.
+func (o *Observer) template(name string) string {
+	if name == "" || o.shared(name) {
+		return name
+	}
+	return "snapshot"
 }
 
 // Created counts a create.
@@ -91,28 +126,61 @@ func (o *Observer) Created(sb sandbox.Sandbox, took time.Duration, err error) {
 		if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Invalid) {
 			name = ""
 		}
-		o.created.inc(name, string(fault.KindOf(err)))
+		o.created.inc(o.template(name), outcome(err))
 		o.log.Warn("sandbox not created", "sandbox", sb.ID, "tenant", sb.Tenant, "template", sb.Template, "took", took, "error", err)
 		return
 	}
-	o.lives(sb.ID, true)
-	o.created.inc(sb.Template, "ok")
-	o.create.observe(took, sb.Template)
+	label := o.template(sb.Template)
+	o.created.inc(label, outcomeOK)
+	if sb.ForkedFrom != "" {
+		o.log.Info("sandbox created", "sandbox", sb.ID, "tenant", sb.Tenant, "template", sb.Template, "forked_from", sb.ForkedFrom)
+		return
+	}
+	o.create.observe(took, label)
 	o.log.Info("sandbox created", "sandbox", sb.ID, "tenant", sb.Tenant, "template", sb.Template, "took", took)
+}
+
+// Forked counts a fork.
+func (o *Observer) Forked(parent sandbox.Sandbox, n int, took, stall time.Duration, err error) {
+	o.forks.inc(outcome(err))
+	if err != nil {
+		o.log.Warn("sandbox not forked", "sandbox", parent.ID, "tenant", parent.Tenant, "count", n, "took", took, "error", err)
+		return
+	}
+	o.children.add(uint64(n))
+	o.fork.observe(took)
+	o.stall.observe(stall)
+	o.log.Info("sandbox forked", "sandbox", parent.ID, "tenant", parent.Tenant, "count", n, "took", took, "stall", stall)
+}
+
+// Paused counts a pause.
+func (o *Observer) Paused(sb sandbox.Sandbox, took time.Duration, err error) {
+	o.changed(sb, took, err, o.pauses, o.pause, "sandbox paused", "sandbox not paused")
+}
+
+// Resumed counts a resume.
+func (o *Observer) Resumed(sb sandbox.Sandbox, took time.Duration, err error) {
+	o.changed(sb, took, err, o.resumes, o.resume, "sandbox resumed", "sandbox not resumed")
+}
+
+func (o *Observer) changed(sb sandbox.Sandbox, took time.Duration, err error, total *counter, times *histogram, done, failed string) {
+	total.inc(outcome(err))
+	if err != nil {
+		o.log.Warn(failed, "sandbox", sb.ID, "tenant", sb.Tenant, "took", took, "error", err)
+		return
+	}
+	times.observe(took)
+	o.log.Info(done, "sandbox", sb.ID, "tenant", sb.Tenant, "took", took)
 }
 
 // Adopted counts a sandbox that outlived its server.
 func (o *Observer) Adopted(sb sandbox.Sandbox) {
-	o.lives(sb.ID, true)
 	o.adopted.inc()
 	o.log.Info("sandbox adopted", "sandbox", sb.ID, "tenant", sb.Tenant, "template", sb.Template)
 }
 
 // Ended counts an end; the Manager has logged it.
-func (o *Observer) Ended(sb sandbox.Sandbox) {
-	o.lives(sb.ID, false)
-	o.ended.inc(string(sb.Cause))
-}
+func (o *Observer) Ended(sb sandbox.Sandbox) { o.ended.inc(string(sb.Cause)) }
 
 // RunStarted counts a run that begins.
 func (o *Observer) RunStarted(sandbox.Sandbox, sandbox.RunKind) {
@@ -128,11 +196,53 @@ func (o *Observer) RunEnded(sb sandbox.Sandbox, kind sandbox.RunKind, outcome ag
 	o.mu.Unlock()
 	label := string(outcome)
 	if label == "" {
-		label = "left"
+		label = outcomeLeft
 	}
 	o.runs.inc(string(kind), label)
 	o.run.observe(took, string(kind))
 	if o.log.Enabled(context.Background(), slog.LevelDebug) { // logging is not work that stops: there is no caller to follow
 		o.log.Debug("run ended", "sandbox", sb.ID, "tenant", sb.Tenant, "run", kind, "outcome", label, "took", took)
 	}
+}
+
+// Failed counts a failure that a caller was told, and notes it on the request's span.
+func (o *Observer) Failed(ctx context.Context, err error) {
+	kind := fault.KindOf(err)
+	o.failures.inc(string(kind))
+	noteFailure(ctx, kind)
+}
+
+// Served counts a request that was answered, and completes its span. The request is the one that the routes saw.
+func (o *Observer) Served(r *http.Request, id string, status int, received, sent int64) {
+	route := r.Pattern
+	switch {
+	case forMachines(r.URL.Path):
+		route = r.URL.Path
+	case route == "" || route == "/":
+		route = "other" // what others think up must not become a label
+	}
+	o.requests.inc(route, statusText(status))
+	o.received.add(uint64(received))
+	o.sent.add(uint64(sent))
+	noteAnswer(r, id, status)
+}
+
+// forMachines are the pages that are asked for every few seconds.
+func forMachines(path string) bool {
+	return path == "/healthz" || path == "/readyz" || path == "/metrics"
+}
+
+// statusText is the number as text, without an allocation for the usual ones.
+func statusText(status int) string {
+	switch status {
+	case 0: // nothing was answered: the connection was upgraded or cut
+		return "none"
+	case http.StatusOK:
+		return "200"
+	case http.StatusCreated:
+		return "201"
+	case http.StatusNoContent:
+		return "204"
+	}
+	return strconv.Itoa(status)
 }

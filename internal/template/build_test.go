@@ -198,7 +198,7 @@ func TestUnchangedInputsAreNotBuiltAgain(t *testing.T) {
 	if first.Digest != second.Digest {
 		t.Errorf("digest changed from %s to %s", first.Digest, second.Digest)
 	}
-	if err := store.Verify(t.Context(), "python"); err != nil {
+	if err := store.Verify(t.Context(), "", "python"); err != nil {
 		t.Error(err)
 	}
 	resolved, err := store.Resolve(t.Context(), "python")
@@ -330,7 +330,7 @@ func TestAChangedDefinitionGetsANewDigestAndTheOldStaysUntilSwept(t *testing.T) 
 		if kept := err == nil; kept != (inUse != nil) {
 			t.Errorf("with %q in use, the old layer was kept: %v", inUse, kept)
 		}
-		if err := store.Verify(t.Context(), "small"); err != nil {
+		if err := store.Verify(t.Context(), "", "small"); err != nil {
 			t.Errorf("the current one: %v", err)
 		}
 	}
@@ -343,7 +343,7 @@ func TestATamperedLayerIsNoticed(t *testing.T) {
 	if err := os.WriteFile(built.Trees[0].Lower[0]+"/etc/motd", []byte("boo"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := store.Verify(t.Context(), "small"); err == nil {
+	if err := store.Verify(t.Context(), "", "small"); err == nil {
 		t.Error("nobody noticed")
 	}
 }

@@ -206,7 +206,7 @@ func loadDefinitions(dir string) (map[string]*Definition, error) {
 	for _, from := range []struct {
 		files  fs.FS
 		prefix string
-	}{{embedded, "built-in "}, {os.DirFS(dir), dir + "/"}} {
+	}{{embedded, builtIn}, {os.DirFS(dir), dir + "/"}} {
 		if err := loadFrom(from.files, from.prefix, found); err != nil {
 			return nil, err
 		}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/covehq/cove/internal/fault"
 )
@@ -29,22 +30,56 @@ type Store struct {
 	mu          sync.RWMutex
 	definitions map[string]*Definition
 	records     map[string]*record
+	known       map[string]knownRecord // of snapshots, by file
+	seen        stamp                  // of what Current has read
 }
 
 // record is a built template on disk.
 type record struct {
-	Template *Template `json:"template"`
-	Layers   []string  `json:"layers"` // names in Dir/built/layers
+	Template *Template         `json:"template"`
+	Layers   []string          `json:"layers"`           // names in Dir/built/layers
+	Images   []string          `json:"images,omitempty"` // those of the layers that came with it, if it is a snapshot
+	Seals    map[string]string `json:"seals,omitempty"`  // of images; one that is not sealed yet cannot be verified
+}
+
+// knownRecord is a record and the file that it was read from.
+type knownRecord struct {
+	file   fs.FileInfo
+	record *record
 }
 
 // Info is one line of a list of templates.
 type Info struct {
-	Name        string `json:"name"`
-	Description string `json:"description,omitempty"`
-	From        string `json:"from,omitempty"`
-	Source      string `json:"source"`           // which file defines it
-	Digest      string `json:"digest,omitempty"` // empty: not built
+	Name        string    `json:"name"`
+	Description string    `json:"description,omitempty"`
+	From        string    `json:"from,omitempty"`
+	Source      string    `json:"source"`           // which file defines it, or SourceSnapshot
+	Digest      string    `json:"digest,omitempty"` // empty: not built
+	Tenant      string    `json:"tenant,omitempty"` // whose it is; empty: everybody's
+	Created     time.Time `json:"created,omitzero"` // of a snapshot
 }
+
+// The kinds of templates, by where they come from.
+const (
+	SourceBuiltIn  = "built-in"
+	SourceFile     = "file"
+	SourceSnapshot = "snapshot"
+)
+
+// Kind tells where a template comes from.
+func (i Info) Kind() string {
+	switch {
+	case i.Source == SourceSnapshot:
+		return SourceSnapshot
+	case strings.HasPrefix(i.Source, builtIn):
+		return SourceBuiltIn
+	default:
+		return SourceFile
+	}
+}
+
+// builtIn is what the source of an embedded definition begins with.
+const builtIn = SourceBuiltIn + " "
 
 // What a builder that died can leave.
 const (
@@ -58,6 +93,10 @@ func Open(options Options) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Records hold paths, and others read them who know the directory by another name.
+	if real, err := filepath.EvalSymlinks(dir); err == nil {
+		dir = real
+	}
 	if strings.ContainsAny(dir, ":,\\\n") {
 		return nil, fault.New(fault.Invalid, "templates cannot live in %q: an overlay cannot name such a path", dir)
 	}
@@ -68,7 +107,7 @@ func Open(options Options) (*Store, error) {
 	if options.Log == nil {
 		options.Log = slog.Default()
 	}
-	s := &Store{options: options}
+	s := &Store{options: options, known: map[string]knownRecord{}}
 	return s, s.Refresh()
 }
 
@@ -80,7 +119,7 @@ func (s *Store) Refresh() error {
 	}
 	records := map[string]*record{}
 	for name := range definitions {
-		if r, err := s.readRecord(name + ".json"); err == nil {
+		if r, err := s.readRecord(s.built(name + ".json")); err == nil {
 			records[name] = r
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			s.options.Log.Warn("built template cannot be used", "template", name, "error", err)
@@ -98,9 +137,10 @@ func (s *Store) built(elements ...string) string {
 
 func (s *Store) layers() string { return s.built("layers") }
 
-// readRecord refuses a record whose directories are gone.
+// readRecord refuses a record whose layers are gone. A server that has given up root may not see those that came from
+// root's own places, such as a Python below /root; the maker, which starts sandboxes, sees them.
 func (s *Store) readRecord(file string) (*record, error) {
-	text, err := os.ReadFile(s.built(file))
+	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +153,7 @@ func (s *Store) readRecord(file string) (*record, error) {
 	}
 	for _, tree := range r.Template.Trees {
 		for _, dir := range tree.Lower {
-			if _, err := os.Stat(dir); err != nil {
+			if _, err := os.Stat(dir); err != nil && !errors.Is(err, fs.ErrPermission) {
 				return nil, err
 			}
 		}
@@ -133,7 +173,7 @@ func (s *Store) Resolve(ctx context.Context, name string) (*Template, error) {
 	case definition == nil:
 		return nil, fault.New(fault.NotFound, "there is no template %q; there are %s", name, strings.Join(names, ", "))
 	}
-	r, err := s.readRecord(name + ".json") // another process may have built it since
+	r, err := s.readRecord(s.built(name + ".json")) // another process may have built it since
 	if err != nil {
 		return nil, fault.New(fault.Unavailable, "template %s is not built yet", name)
 	}
@@ -203,7 +243,7 @@ func (s *Store) Ensure(ctx context.Context, name string, progress func(Progress)
 
 // clean removes what a builder that died left half done; the caller holds the lock.
 func (s *Store) clean() error {
-	for _, pattern := range []string{filepath.Join(s.layers(), halfBuilt+"*"), s.built(halfWritten)} {
+	for _, pattern := range []string{filepath.Join(s.layers(), halfBuilt+"*"), s.built(halfWritten), s.built("tenants", "*", halfWritten)} {
 		left, err := filepath.Glob(pattern)
 		if err != nil {
 			return err
@@ -219,7 +259,7 @@ func (s *Store) clean() error {
 
 // keep makes the record current. The one it replaces stays readable by its digest until Sweep.
 func (s *Store) keep(name string, r *record) error {
-	old, err := s.readRecord(name + ".json")
+	old, err := s.readRecord(s.built(name + ".json"))
 	if err == nil && old.Template.Digest == r.Template.Digest && slices.Equal(old.Layers, r.Layers) {
 		s.remember(name, r)
 		return nil
@@ -244,14 +284,14 @@ func (s *Store) Sweep(ctx context.Context, inUse []string) error {
 		return err
 	}
 	defer unlock()
-	needed := map[string]bool{}
+	needed := s.snapshotLayers()
 	files, err := filepath.Glob(s.built("*.json"))
 	if err != nil {
 		return err
 	}
 	for _, file := range files {
 		name := strings.TrimSuffix(filepath.Base(file), ".json")
-		r, err := s.readRecord(filepath.Base(file))
+		r, err := s.readRecord(file)
 		_, digest, old := strings.Cut(name, "@")
 		if err != nil || old && !slices.Contains(inUse, digest) {
 			if err := os.Remove(file); err != nil {
@@ -277,13 +317,16 @@ func (s *Store) Sweep(ctx context.Context, inUse []string) error {
 	return nil
 }
 
-// Verify reads a built template again and compares it with what was built: all sandboxes share these files.
-func (s *Store) Verify(ctx context.Context, name string) error {
-	t, err := s.Resolve(ctx, name)
-	if err != nil {
+// Verify reads a built template again and compares it with what was built: all sandboxes share these files. An image that
+// has no seal yet gets one.
+func (s *Store) Verify(ctx context.Context, tenant, name string) error {
+	if _, err := s.ResolveFor(ctx, tenant, name); err != nil {
 		return err
 	}
-	r, err := s.readRecord(name + ".json")
+	r, err := s.readSnapshot(tenant, name)
+	if r == nil && err == nil {
+		r, err = s.readRecord(s.built(name + ".json"))
+	}
 	if err != nil {
 		return err
 	}
@@ -291,19 +334,32 @@ func (s *Store) Verify(ctx context.Context, name string) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		made, err := readLayer(filepath.Join(s.layers(), layer))
+		same, err := s.verifyLayer(ctx, r, layer)
 		if err != nil {
 			return err
 		}
-		_, seal, err := digestTree(filepath.Join(made.dir, "trees"))
-		if err != nil {
-			return err
-		}
-		if seal != made.Seal {
-			return fault.New(fault.Internal, "layer %s of template %s (%s) was changed after it was built", layer, name, t.Digest)
+		if !same {
+			return fault.New(fault.Internal, "layer %s of template %s (%s) was changed after it was built", layer, name, r.Template.Digest)
 		}
 	}
 	return nil
+}
+
+func (s *Store) verifyLayer(ctx context.Context, r *record, layer string) (same bool, err error) {
+	at := filepath.Join(s.layers(), layer)
+	if strings.HasSuffix(layer, imageSuffix) {
+		if r.Seals[layer] == "" {
+			return true, s.Seal(ctx, r.Template.Tenant, r.Template.Name)
+		}
+		seal, err := imageSeal(ctx, at)
+		return seal == r.Seals[layer], err
+	}
+	made, err := readLayer(at)
+	if err != nil {
+		return false, err
+	}
+	_, seal, err := digestTree(filepath.Join(made.dir, "trees"))
+	return seal == made.Seal, err
 }
 
 // writeJSON replaces a file at once or not at all.

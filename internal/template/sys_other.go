@@ -17,6 +17,8 @@ func ownerOf(fs.FileInfo) int          { return -1 }
 func syncDir(string) error             { return errors.ErrUnsupported }
 func (l *layer) keepHome(string) error { return errors.ErrUnsupported }
 
+func imageSeal(context.Context, string) (string, error) { return "", errors.ErrUnsupported }
+
 func lockFile(context.Context, string, func()) (func(), error) { return nil, errors.ErrUnsupported }
 
 func (t *Template) try(context.Context, string, []string, func(string) error) ([]byte, error) {

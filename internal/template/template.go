@@ -2,12 +2,19 @@
 // what its kernel has already imported. It builds templates from files a person can read; it starts nothing.
 package template
 
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
 // Template is resolved and ready to start from: every path exists on this host.
 type Template struct {
 	Name        string            `json:"name"`
 	Digest      string            `json:"digest"` // of the definition and everything built from it
 	Description string            `json:"description,omitempty"`
-	Trees       []Tree            `json:"trees"` // "/" first; parents before children
+	Tenant      string            `json:"tenant,omitempty"` // whose it is; empty: everybody's
+	Trees       []Tree            `json:"trees"`            // "/" first; parents before children
 	Env         map[string]string `json:"env,omitempty"`
 	User        string            `json:"user"`    // default user inside; uid 1000 unless the tree says otherwise
 	Workdir     string            `json:"workdir"` // default: the user's home
@@ -15,13 +22,53 @@ type Template struct {
 	Python      Python            `json:"python,omitzero"`
 	Limits      Limits            `json:"limits"`
 	Warnings    []string          `json:"warnings,omitempty"` // what this host lacks or what was left out, and what to do
+	Snapshot    *Snapshot         `json:"snapshot,omitempty"` // nil: it was built from a definition
 }
 
-// Tree is one directory tree of the sandbox: an overlay of read-only host directories, uppermost first, below a
-// writable layer of the sandbox's own.
+// Snapshot is how a template came about that was made of a sandbox's files.
+type Snapshot struct {
+	From    string    `json:"from"` // the template of the sandbox
+	Base    string    `json:"base"` // name of the built template below all images
+	Digest  string    `json:"base_digest"`
+	Created time.Time `json:"created"`
+}
+
+// Tree is one directory tree of the sandbox: an overlay of read-only layers, uppermost first, below a writable layer of
+// the sandbox's own. A layer is a host directory, or an image of a sandbox's disk, whose name ends in ".img": it holds the
+// layer of the tree with index i as directory i/u. Every image is a layer of every tree and lies above all directories.
 type Tree struct {
 	Target string   `json:"target"` // absolute path inside
-	Lower  []string `json:"lower"`  // absolute host directories, uppermost first
+	Lower  []string `json:"lower"`  // absolute host paths, uppermost first
+}
+
+// imageSuffix tells an image from a directory.
+const imageSuffix = ".img"
+
+// Images are the disk images among the layers, uppermost first.
+func (t *Template) Images() []string {
+	if len(t.Trees) == 0 {
+		return nil
+	}
+	lower := t.Trees[0].Lower
+	n := 0
+	for n < len(lower) && strings.HasSuffix(lower[n], imageSuffix) {
+		n++
+	}
+	return lower[:n]
+}
+
+// Base is the built template below all images: what its trees hold was written by the operator's definitions alone.
+func (t *Template) Base() *Template {
+	if t.Snapshot == nil {
+		return t
+	}
+	base, images := *t, len(t.Images())
+	base.Name, base.Digest, base.Description, base.Tenant, base.Snapshot = t.Snapshot.Base, t.Snapshot.Digest, "", "", nil
+	base.Trees = slices.Clone(t.Trees)
+	for i := range base.Trees {
+		base.Trees[i].Lower = base.Trees[i].Lower[images:]
+	}
+	return &base
 }
 
 // Python is the interpreter that kernels of this template use; empty when there is none.

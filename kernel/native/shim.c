@@ -30,6 +30,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "shim.h"
+
 #ifndef PR_GET_TID_ADDRESS
 #define PR_GET_TID_ADDRESS 40
 #endif
@@ -50,7 +52,7 @@
 #define NAMESPACES                                                                                                     \
     (CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
 
-enum { SHIM_VERSION = 1, MAX_CGROUPS = 8, MAX_GROUPS = 64, CHILD_SOCKET = 3, EXIT_SETUP = 71 };
+enum { SHIM_VERSION = 2, MAX_CGROUPS = 8, MAX_GROUPS = 64, CHILD_SOCKET = 3 };
 
 // What a fork is told. Mirrored by a ctypes.Structure in zygote.py: change both.
 struct request {
@@ -65,24 +67,36 @@ struct request {
     char cwd[4096];
 };
 
-static void (*before_fork)(void), (*after_child)(void), (*after_parent)(void);
-static int *tid_address;
+void (*cove_before_fork)(void), (*cove_after_child)(void), (*cove_after_parent)(void);
+int *cove_tid_address;
+uint64_t cove_heap_start;
 static void *robust_head;
 static size_t robust_length;
 
 int cove_version(void) { return SHIM_VERSION; }
 
+static void find_heap(void) {
+    char line[512];
+    FILE *f = fopen("/proc/self/maps", "re");
+    while (f && fgets(line, sizeof line, f))
+        if (strstr(line, " [heap]"))
+            cove_heap_start = strtoul(line, 0, 16);
+    if (f)
+        fclose(f);
+}
+
 // cove_init finds what a fork needs; 0, or a negative number where this interpreter or host cannot do it.
 int cove_init(void) {
-    before_fork = dlsym(RTLD_DEFAULT, "PyOS_BeforeFork");
-    after_child = dlsym(RTLD_DEFAULT, "PyOS_AfterFork_Child");
-    after_parent = dlsym(RTLD_DEFAULT, "PyOS_AfterFork_Parent");
-    if (!before_fork || !after_child || !after_parent)
+    cove_before_fork = dlsym(RTLD_DEFAULT, "PyOS_BeforeFork");
+    cove_after_child = dlsym(RTLD_DEFAULT, "PyOS_AfterFork_Child");
+    cove_after_parent = dlsym(RTLD_DEFAULT, "PyOS_AfterFork_Parent");
+    if (!cove_before_fork || !cove_after_child || !cove_after_parent)
         return -1;
     // glibc keeps its thread id where the kernel clears it at thread exit; a raw clone has to write the new one there.
-    if (prctl(PR_GET_TID_ADDRESS, &tid_address, 0, 0, 0) || !tid_address)
+    if (prctl(PR_GET_TID_ADDRESS, &cove_tid_address, 0, 0, 0) || !cove_tid_address)
         return -2;
     syscall(SYS_get_robust_list, 0, &robust_head, &robust_length);
+    find_heap();
     return 0;
 }
 
@@ -102,9 +116,18 @@ static pid_t clone_child(unsigned long flags, int *pidfd) {
     if (!(flags & CLONE_PARENT))
         flags |= SIGCHLD;
 #if defined(__aarch64__)
-    return syscall(SYS_clone, flags, 0, pidfd, 0, tid_address);
+    return syscall(SYS_clone, flags, 0, pidfd, 0, cove_tid_address);
 #else
-    return syscall(SYS_clone, flags, 0, pidfd, tid_address, 0);
+    return syscall(SYS_clone, flags, 0, pidfd, cove_tid_address, 0);
+#endif
+}
+
+pid_t cove_clone_copy(void) {
+    const unsigned long flags = CLONE_PARENT | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID;
+#if defined(__aarch64__)
+    return syscall(SYS_clone, flags, 0, 0, 0, cove_tid_address);
+#else
+    return syscall(SYS_clone, flags, 0, 0, cove_tid_address, 0);
 #endif
 }
 
@@ -131,7 +154,7 @@ static int helper(void *unused) {
 }
 
 // A raw clone out of a CLONE_VM helper loses what glibc registered with the kernel for this thread.
-static void register_thread(void) {
+void cove_register_thread(void) {
     if (robust_head)
         syscall(SYS_set_robust_list, robust_head, robust_length);
     ptrdiff_t *offset = dlsym(RTLD_DEFAULT, "__rseq_offset");
@@ -204,7 +227,7 @@ static void arrange_descriptors(struct request *r) {
 }
 
 static void settle(struct request *r) {
-    register_thread();
+    cove_register_thread();
     for (int i = 0; i < r->ncgroups; i++)
         if (write(r->cgroups[i], "0", 1) != 1)
             fail(r, "join cgroup");
@@ -232,7 +255,7 @@ int cove_fork(struct request *r, int *pidfd, const char **step) {
     child_pidfd = -1;
     helper_error = 0;
     helper_step = "clone";
-    before_fork();
+    cove_before_fork();
     if (_setjmp(back) == 0) {
         pid_t h = clone(helper, helper_stack + sizeof helper_stack, CLONE_VM | CLONE_VFORK | CLONE_FILES | SIGCHLD, 0);
         if (h < 0)
@@ -240,14 +263,14 @@ int cove_fork(struct request *r, int *pidfd, const char **step) {
         else
             while (waitpid(h, 0, 0) < 0 && errno == EINTR)
                 ;
-        after_parent();
+        cove_after_parent();
         *pidfd = child_pidfd;
         *step = helper_step;
         if (!helper_error && child_pid <= 0)
             helper_error = ECHILD;
         return helper_error ? -helper_error : child_pid;
     }
-    after_child();
+    cove_after_child();
     settle(r);
     return 0;
 }
@@ -291,6 +314,11 @@ static void arena_free(void *context, void *p, size_t n) {
         returned[nreturned++] = p;
     } else
         munmap(p, n); // also what Python itself mapped before us
+}
+
+int cove_arena_holds(uint64_t address, uint64_t len) {
+    uint64_t from = (uint64_t)room;
+    return room && address >= from && address + len <= from + ARENA_ROOM;
 }
 
 // cove_arena gives the interpreter's small objects one contiguous place and keeps large ones in one heap, so that both

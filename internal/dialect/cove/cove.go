@@ -34,6 +34,11 @@ type Sandboxes interface {
 	SetLifetime(ctx context.Context, p auth.Principal, id string, lifetime time.Duration) (sandbox.Sandbox, error)
 	SetNetwork(ctx context.Context, p auth.Principal, id string, n policy.Network) (sandbox.Sandbox, error)
 	Usage(ctx context.Context, p auth.Principal, id string) (sandbox.Usage, error)
+	Fork(ctx context.Context, p auth.Principal, id string, spec sandbox.ForkSpec) (sandbox.ForkResult, error)
+	Pause(ctx context.Context, p auth.Principal, id string, spec sandbox.PauseSpec) (sandbox.Sandbox, error)
+	Resume(ctx context.Context, p auth.Principal, id string, lifetime time.Duration) (sandbox.Sandbox, error)
+	Snapshot(ctx context.Context, p auth.Principal, id, name, description string) (*template.Template, error)
+	RemoveTemplate(ctx context.Context, p auth.Principal, name string) error
 	Run(ctx context.Context, p auth.Principal, id string, params agentapi.RunParams) iter.Seq2[agentapi.Event, error]
 	Exec(ctx context.Context, p auth.Principal, id string, params agentapi.ExecParams) (*agentapi.Stream, error)
 	Agent(ctx context.Context, p auth.Principal, id string) (*agentapi.Client, error)
@@ -53,10 +58,10 @@ type Keys interface {
 	Revoke(ctx context.Context, tenant, id string) error
 }
 
-// Templates is what a sandbox can start from.
+// Templates is what a tenant's sandbox can start from.
 type Templates interface {
-	List() []template.Info
-	Resolve(ctx context.Context, name string) (*template.Template, error)
+	List(tenant string) []template.Info
+	Resolve(ctx context.Context, tenant, name string) (*template.Template, error)
 }
 
 // API answers requests below Prefix.
@@ -65,18 +70,22 @@ type API struct {
 	keys      Keys
 	templates Templates
 	log       *slog.Logger
+	failed    func(context.Context, error)
 	mux       *http.ServeMux
 }
 
 // New makes the API in front of the domain.
 func New(s Sandboxes, k Keys, t Templates, log *slog.Logger) *API {
-	a := &API{sandboxes: s, keys: k, templates: t, log: log, mux: http.NewServeMux()}
+	a := &API{sandboxes: s, keys: k, templates: t, log: log, failed: func(context.Context, error) {}, mux: http.NewServeMux()}
 	for _, r := range routes {
 		a.mux.HandleFunc(r.method+" "+Prefix+r.path, a.serve(r))
 	}
 	a.mux.HandleFunc("/", a.noRoute)
 	return a
 }
+
+// OnFailure calls f with each failure that a caller is told, for whoever counts them. It is set before the API serves.
+func (a *API) OnFailure(f func(context.Context, error)) { a.failed = f }
 
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.mux.ServeHTTP(w, r) }
 
@@ -127,6 +136,7 @@ func presented(h http.Header) string {
 // refuse answers with a failure: the caller gets kind and sentence, the operator the chain.
 func (a *API) refuse(c *call, err error) {
 	err = a.explain(c, err)
+	a.failed(c.ctx(), err)
 	kind := fault.KindOf(err)
 	if kind == fault.Internal {
 		a.log.Error("request failed", "request", c.w.Header().Get("X-Request-Id"), "tenant", c.who.Tenant,

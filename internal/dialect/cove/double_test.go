@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -58,8 +59,9 @@ func newUnstarted(t testing.TB) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { store.Close() })
-	d := &driver{root: t.TempDir(), live: map[string]sandbox.Instance{}, ends: make(chan sandbox.Ended, 16)}
-	m := sandbox.NewManager(sandbox.Config{}, d, store, catalogue{}, sandbox.NopObserver{}, log)
+	templates := &catalogue{}
+	d := &driver{root: t.TempDir(), live: map[string]sandbox.Instance{}, ends: make(chan sandbox.Ended, 16), templates: templates}
+	m := sandbox.NewManager(sandbox.Config{}, d, store, templates, sandbox.NopObserver{}, log)
 	if err := m.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +71,7 @@ func newUnstarted(t testing.TB) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := httptest.NewUnstartedServer(cove.New(m, keys, catalogue{}, log))
+	s := httptest.NewUnstartedServer(cove.New(m, keys, templates, log))
 	return &world{Server: s, key: string(key), keys: keys, driver: d}
 }
 
@@ -92,33 +94,63 @@ func (w *world) sandbox(t testing.TB) *client.Sandbox {
 	return sb
 }
 
-// catalogue has one template.
-type catalogue struct{}
+// catalogue has one template that is built and one that is not, and what snapshots made.
+type catalogue struct {
+	mu    sync.Mutex
+	owned []*template.Template
+}
 
 var python = &template.Template{Name: "python", Digest: "d1", User: "user", Python: template.Python{Executable: "/usr/bin/python3", Version: "3.13.0"}}
 
-func (catalogue) Resolve(_ context.Context, name string) (*template.Template, error) {
-	if name != python.Name {
-		return nil, fault.New(fault.NotFound, "there is no template %q; there are python", name)
+func (c *catalogue) Resolve(_ context.Context, tenant, name string) (*template.Template, error) {
+	switch name {
+	case python.Name:
+		return python, nil
+	case "site":
+		return nil, fault.New(fault.Unavailable, "template site is not built yet")
 	}
-	return python, nil
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, t := range c.owned {
+		if t.Tenant == tenant && t.Name == name {
+			return t, nil
+		}
+	}
+	return nil, fault.New(fault.NotFound, "there is no template %q; there are python", name)
 }
 
-func (catalogue) List() []template.Info { return []template.Info{{Name: "python", Digest: "d1"}} }
+func (c *catalogue) List(tenant string) []template.Info {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	all := []template.Info{
+		{Name: "python", Digest: "d1", Source: "built-in python.toml"}, {Name: "site", From: "python", Source: "/somewhere/secret/site.toml"},
+	}
+	for _, t := range c.owned {
+		if t.Tenant == tenant {
+			all = append(all, template.Info{
+				Name: t.Name, Description: t.Description, From: t.Snapshot.From, Source: template.SourceSnapshot,
+				Digest: t.Digest, Tenant: tenant, Created: t.Snapshot.Created,
+			})
+		}
+	}
+	return all
+}
 
 // driver starts agents that are goroutines.
 type driver struct {
-	root string
-	ends chan sandbox.Ended
-	work sync.WaitGroup
+	root      string
+	ends      chan sandbox.Ended
+	work      sync.WaitGroup
+	templates *catalogue
 
 	mu    sync.Mutex
 	live  map[string]sandbox.Instance
+	forks []sandbox.ForkRequest
 	conns map[string][]net.Conn
 }
 
 func (*driver) Caps() sandbox.Caps {
-	return sandbox.Caps{Name: "double", Isolation: "none", Limits: true, Network: true}
+	return sandbox.Caps{Name: "double", Isolation: "none", Limits: true, Network: true, Fork: true, Pause: true, Snapshot: true}
 }
 func (*driver) Prepare(context.Context, string, *template.Template) error { return nil }
 func (*driver) Kernel(context.Context, string, string) error {
@@ -128,8 +160,47 @@ func (*driver) Change(context.Context, string, sandbox.Change) error { return ni
 func (*driver) Usage(context.Context, string) (sandbox.Usage, error) {
 	return sandbox.Usage{CPUMS: 7, MemoryBytes: 1 << 20}, nil
 }
+func (*driver) Pause(context.Context, string) error     { return nil }
+func (*driver) Resume(context.Context, string) error    { return nil }
 func (*driver) Forget(context.Context, ...string) error { return nil }
 func (*driver) Close() error                            { return nil }
+
+// Fork refuses a busy kernel when its name says so.
+func (d *driver) Fork(_ context.Context, req sandbox.ForkRequest) (sandbox.Forked, error) {
+	if req.Kernel == "busy" && req.Refuse {
+		return sandbox.Forked{}, fault.New(fault.Conflict, "kernel busy runs a cell")
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.forks = append(d.forks, req)
+	for _, c := range req.Children {
+		d.live[c.ID] = sandbox.Instance{ID: c.ID, Deadline: c.Deadline, Started: time.Now()}
+	}
+	return sandbox.Forked{Stall: 7250 * time.Microsecond, Memory: 50 << 20, NotCopied: []sandbox.NotCopied{{Kind: "process", What: "sleep 100 (pid 17)"}}}, nil
+}
+
+var snapshotTime = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+func (d *driver) Snapshot(_ context.Context, req sandbox.SnapshotRequest) (*template.Template, error) {
+	t := *python
+	t.Name, t.Digest, t.Description, t.Tenant = req.Name, "d2", req.Description, req.Tenant
+	t.Snapshot = &template.Snapshot{From: "python", Created: snapshotTime}
+	d.templates.mu.Lock()
+	defer d.templates.mu.Unlock()
+	d.templates.owned = append(d.templates.owned, &t)
+	return &t, nil
+}
+
+func (d *driver) RemoveTemplate(_ context.Context, tenant, name string) error {
+	d.templates.mu.Lock()
+	defer d.templates.mu.Unlock()
+	before := len(d.templates.owned)
+	d.templates.owned = slices.DeleteFunc(d.templates.owned, func(t *template.Template) bool { return t.Tenant == tenant && t.Name == name })
+	if len(d.templates.owned) == before {
+		return fault.New(fault.NotFound, "no such snapshot")
+	}
+	return nil
+}
 
 func (d *driver) Start(_ context.Context, req sandbox.StartRequest) error {
 	d.mu.Lock()

@@ -24,24 +24,69 @@ const stopGrace = time.Second
 // interactive turns the connection into frames: see client.Protocol. What can be refused is refused before the switch,
 // while an HTTP status is still possible.
 func (a *API) interactive(c *call) error {
-	if !headerHas(c.r.Header, "Connection", "upgrade") || !headerHas(c.r.Header, "Upgrade", client.Protocol) {
-		c.w.Header().Set("Upgrade", client.Protocol)
-		return fault.New(fault.Invalid, "ask with Connection: Upgrade and Upgrade: %s, or POST for a command without live input", client.Protocol)
+	if err := wantsFrames(c); err != nil {
+		return err
 	}
 	if _, err := a.sandboxes.Get(c.ctx(), c.who, c.id()); err != nil {
 		return err
 	}
-	conn, rw, err := http.NewResponseController(c.w).Hijack()
+	conn, in, err := hijack(c)
 	if err != nil {
-		return fault.Wrap(fault.Unsupported, err, "this connection cannot be upgraded; use HTTP/1.1")
+		return err
 	}
 	defer conn.Close()
 
 	if err := switchProtocols(conn, c.w.Header().Get("X-Request-Id")); err != nil {
 		return nil // the client has gone
 	}
-	a.converse(c, conn, rw.Reader)
+	a.converse(c, conn, in)
 	return nil
+}
+
+// attach joins a command that was started earlier: the same frames, without the first.
+func (a *API) attach(c *call) error {
+	if err := wantsFrames(c); err != nil {
+		return err
+	}
+	agent, err := a.sandboxes.Agent(c.ctx(), c.who, c.id())
+	if err != nil {
+		return err
+	}
+
+	stream, err := agent.Attach(c.ctx(), agentapi.AttachParams{Target: agentapi.Target{Name: c.r.PathValue("process")}})
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	conn, in, err := hijack(c)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+
+	if err := switchProtocols(conn, c.w.Header().Get("X-Request-Id")); err != nil {
+		return nil // the client has gone
+	}
+	defer cutWithServer(c, conn)()
+	setDeadline(c.ctx(), conn, time.Time{})
+	a.talk(c, conn, client.NewFrameReader(in), stream)
+	return nil
+}
+
+func wantsFrames(c *call) error {
+	if headerHas(c.r.Header, "Connection", "upgrade") && headerHas(c.r.Header, "Upgrade", client.Protocol) {
+		return nil
+	}
+	c.w.Header().Set("Upgrade", client.Protocol)
+	return fault.New(fault.Invalid, "ask with Connection: Upgrade and Upgrade: %s, or POST for a command without live input", client.Protocol)
+}
+
+func hijack(c *call) (net.Conn, *bufio.Reader, error) {
+	conn, rw, err := http.NewResponseController(c.w).Hijack()
+	if err != nil {
+		return nil, nil, fault.Wrap(fault.Unsupported, err, "this connection cannot be upgraded; use HTTP/1.1")
+	}
+	return conn, rw.Reader, nil
 }
 
 func headerHas(h http.Header, name, token string) bool {
@@ -66,8 +111,7 @@ func switchProtocols(conn net.Conn, request string) error {
 
 // converse runs the command of the first frame until it ends, the client leaves or the server stops.
 func (a *API) converse(c *call, conn net.Conn, in *bufio.Reader) {
-	// A hijacked connection has no context of its own: a stopping server cuts it here.
-	defer context.AfterFunc(c.ctx(), func() { conn.SetDeadline(time.Now().Add(stopGrace)) })()
+	defer cutWithServer(c, conn)()
 	frames := client.NewFrameReader(in)
 	params, err := startFrame(frames)
 	if err != nil {
@@ -80,6 +124,16 @@ func (a *API) converse(c *call, conn net.Conn, in *bufio.Reader) {
 		sendFault(c.ctx(), conn, a.broken(c, err))
 		return
 	}
+	a.talk(c, conn, frames, stream)
+}
+
+// cutWithServer ends a hijacked connection, which has no context of its own, when the server stops.
+func cutWithServer(c *call, conn net.Conn) (stop func() bool) {
+	return context.AfterFunc(c.ctx(), func() { conn.SetDeadline(time.Now().Add(stopGrace)) })
+}
+
+// talk passes on what the command and the client say to each other, until one of them ends.
+func (a *API) talk(c *call, conn net.Conn, frames *client.FrameReader, stream *agentapi.Stream) {
 	// The order matters: leave the command, then the client, then wait for the goroutine that reads from one and
 	// writes to the other.
 	var reading sync.WaitGroup
@@ -127,7 +181,8 @@ func startFrame(frames *client.FrameReader) (agentapi.ExecParams, error) {
 	return params, err
 }
 
-// obey passes on what the client sends until it leaves or breaks the protocol.
+// obey passes on what the client sends until it leaves or breaks the protocol. A command that takes no more has ended or
+// is about to: its last word is on the way, so that is no reason to leave it.
 func obey(frames *client.FrameReader, stream *agentapi.Stream) {
 	for {
 		kind, payload, err := frames.Read()
@@ -136,18 +191,16 @@ func obey(frames *client.FrameReader, stream *agentapi.Stream) {
 		}
 		switch kind {
 		case client.FrameStdin:
-			err = stream.Stdin(payload)
+			_ = stream.Stdin(payload)
 		case client.FrameEOF:
-			err = stream.CloseStdin()
+			_ = stream.CloseStdin()
 		case client.FrameControl:
 			var ctl client.Control
-			if err = json.Unmarshal(payload, &ctl); err == nil {
-				err = stream.Control(agentapi.Control{Signal: ctl.Signal, Resize: (*agentapi.PTYSize)(ctl.Resize)})
+			if json.Unmarshal(payload, &ctl) != nil {
+				return
 			}
+			_ = stream.Control(agentapi.Control{Signal: ctl.Signal, Resize: (*agentapi.PTYSize)(ctl.Resize)})
 		default:
-			return
-		}
-		if err != nil {
 			return
 		}
 	}

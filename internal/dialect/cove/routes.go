@@ -53,7 +53,7 @@ var routes = []route{
 		request: client.CreateRequest{}, status: 201, also: 200, response: client.SandboxInfo{}, handle: (*API).create},
 	{method: "GET", path: "/sandboxes", name: "listSandboxes", tag: "sandboxes", summary: "List your sandboxes, newest first",
 		query: []param{
-			{"state", "string", "starting, running, stopping or ended; may be repeated", false},
+			{"state", "string", "starting, running, paused, stopping or ended; may be repeated", false},
 			{"metadata.*", "string", "metadata.NAME=VALUE; all must match", false},
 			{"template", "string", "only of this template", false},
 			{"key", "string", "only with this key", false},
@@ -70,6 +70,19 @@ var routes = []route{
 		request: client.Network{}, required: true, status: 200, response: client.SandboxInfo{}, handle: (*API).setNetwork},
 	{method: "GET", path: "/sandboxes/{id}/usage", name: "getUsage", tag: "sandboxes", summary: "What a sandbox uses now",
 		status: 200, response: client.SandboxUsage{}, handle: (*API).usage},
+	{method: "POST", path: "/sandboxes/{id}/fork", name: "forkSandbox", tag: "sandboxes", summary: "Copy a running sandbox, files and memory",
+		about: "Answers when every copy takes code; all of them are made, or none. The copies have the sandbox's template, limits, network, " +
+			"storage and idle timeout, and the memory of one kernel. What they do not have is told.",
+		request: client.ForkRequest{}, status: 201, response: client.ForkResult{}, handle: (*API).fork},
+	{method: "POST", path: "/sandboxes/{id}/pause", name: "pauseSandbox", tag: "sandboxes", summary: "Stop a sandbox with its memory until it is resumed",
+		about:   "A run that goes on stands still. Pausing a paused sandbox answers with it as it is.",
+		request: client.PauseRequest{}, status: 200, response: client.SandboxInfo{}, handle: (*API).pause},
+	{method: "POST", path: "/sandboxes/{id}/resume", name: "resumeSandbox", tag: "sandboxes", summary: "Let a paused sandbox go on",
+		about:   "Resuming a running sandbox answers with it as it is.",
+		request: client.ResumeRequest{}, status: 200, response: client.SandboxInfo{}, handle: (*API).resume},
+	{method: "POST", path: "/sandboxes/{id}/snapshot", name: "snapshotSandbox", tag: "sandboxes", summary: "Make a template of a sandbox's files",
+		about:   "The sandbox goes on meanwhile. The template is your tenant's own.",
+		request: client.SnapshotRequest{}, required: true, status: 201, response: client.TemplateInfo{}, handle: (*API).snapshot},
 
 	{method: "POST", path: "/sandboxes/{id}/run", name: "runCode", tag: "runs", summary: "Run a cell in a kernel", about: negotiated,
 		request: client.RunRequest{}, required: true, status: 200, response: client.Output{}, stream: client.Event{}, handle: (*API).run},
@@ -85,6 +98,10 @@ var routes = []route{
 		status: 200, response: client.ProcessList{}, handle: (*API).processes},
 	{method: "POST", path: "/sandboxes/{id}/processes/{process}/signal", name: "signalProcess", tag: "runs", summary: "Send a signal to a command",
 		about: "The process is named by its id, its tag or its pid.", request: client.SignalRequest{}, required: true, status: 204, handle: (*API).signal},
+	{method: "GET", path: "/sandboxes/{id}/processes/{process}/attach", name: "attachProcess", tag: "runs", summary: "Join a command that was started earlier",
+		about: "The process is named by its id, its tag or its pid. Output comes from now on, nothing before. " +
+			"Ask and speak as for an interactive command, but without the start frame; leaving never ends the command.",
+		status: 101, handle: (*API).attach},
 
 	{method: "GET", path: "/sandboxes/{id}/kernels", name: "listKernels", tag: "kernels", summary: "List the kernels",
 		status: 200, response: client.KernelList{}, handle: (*API).kernels},
@@ -131,6 +148,10 @@ var routes = []route{
 		}, status: 200, stream: client.LifecycleEvent{}, handle: (*API).events},
 	{method: "GET", path: "/templates", name: "listTemplates", tag: "server", summary: "What a sandbox can start from",
 		status: 200, response: client.TemplateList{}, handle: (*API).listTemplates},
+	{method: "GET", path: "/templates/{name}", name: "getTemplate", tag: "server", summary: "Tell about a template",
+		status: 200, response: client.TemplateInfo{}, handle: (*API).getTemplate},
+	{method: "DELETE", path: "/templates/{name}", name: "removeTemplate", tag: "server", summary: "Remove a template that a snapshot of yours made",
+		about: "Sandboxes that run from it go on.", status: 204, handle: (*API).removeTemplate},
 
 	{method: "POST", path: "/keys", name: "createKey", tag: "keys", summary: "Make an API key; its secret is shown this once", admin: true,
 		request: client.KeyRequest{}, status: http.StatusCreated, response: client.NewKey{}, handle: (*API).createKey},

@@ -46,7 +46,7 @@ func (a *API) list(c *call) error {
 	}
 	for _, s := range q.values["state"] {
 		if !sandbox.State(s).Known() {
-			q.fail("unknown state %q: use starting, running, stopping or ended", s)
+			q.fail("unknown state %q: use starting, running, paused, stopping or ended", s)
 		}
 		ask.States = append(ask.States, sandbox.State(s))
 	}
@@ -137,21 +137,6 @@ func (a *API) usage(c *call) error {
 	return c.answer(http.StatusOK, client.SandboxUsage(u))
 }
 
-func (a *API) listTemplates(c *call) error {
-	list := a.templates.List()
-	out := client.TemplateList{Templates: make([]client.Template, len(list))}
-	for i, info := range list {
-		out.Templates[i] = client.Template{Name: info.Name, Description: info.Description, From: info.From}
-		t, err := a.templates.Resolve(c.ctx(), info.Name)
-		if err != nil {
-			continue // defined and not built: all there is to tell is told
-		}
-		o := &out.Templates[i]
-		o.Digest, o.Python, o.Preload, o.Limits = t.Digest, t.Python.Version, t.Python.Preload, client.Limits(t.Limits)
-	}
-	return c.answer(http.StatusOK, out)
-}
-
 func (a *API) events(c *call) error {
 	q := c.query()
 	ask := sandbox.EventQuery{Sandbox: q.text("sandbox"), After: q.integer("after", 0, 1<<62), Follow: q.flag("follow")}
@@ -177,6 +162,7 @@ func (a *API) events(c *call) error {
 func specOf(req client.CreateRequest) (sandbox.Spec, error) {
 	spec := sandbox.Spec{
 		Template: req.Template, Key: req.Key, Metadata: req.Metadata, Env: req.Env, Storage: sandbox.Storage(req.Storage),
+		IdleAction: sandbox.IdleAction(req.IdleAction), AutoResume: req.AutoResume,
 	}
 	var err error
 	if spec.Lifetime, err = lifetime("timeout_seconds", req.TimeoutSeconds); err != nil {
@@ -245,6 +231,7 @@ func wireSandbox(sb *sandbox.Sandbox) client.SandboxInfo {
 		Limits: client.Limits(sb.Limits), Storage: string(sb.Storage), IdleTimeoutSeconds: sb.IdleTimeout.Seconds(),
 		Network:   client.Network{Mode: string(sb.Network.Mode), Allow: texts(sb.Network.Allow), Deny: texts(sb.Network.Deny)},
 		CreatedAt: sb.CreatedAt, StartedAt: sb.StartedAt, LastUsed: sb.LastUsed, Deadline: sb.Deadline, EndedAt: sb.EndedAt,
+		ForkedFrom: sb.ForkedFrom, IdleAction: string(sb.IdleAction), AutoResume: sb.AutoResume, PausedAt: sb.PausedAt,
 		Cause: string(sb.Cause), Message: sb.CauseMessage,
 	}
 	if sb.State == sandbox.StateEnded {
@@ -307,6 +294,7 @@ func (l *lines) fail(a *API, err error, last func(*client.Fault) any) error {
 // broken is what the client of a stream is told when it cannot go on; the operator is told of what is our defect.
 func (a *API) broken(c *call, err error) *client.Fault {
 	err = a.explain(c, err)
+	a.failed(c.ctx(), err)
 	if fault.KindOf(err) == fault.Internal {
 		a.log.Error("stream failed", "request", c.w.Header().Get("X-Request-Id"), "tenant", c.who.Tenant, "sandbox", c.id(), "error", err)
 	}

@@ -36,6 +36,7 @@ func Run(t *testing.T, factory Factory) {
 		claims []claim
 	}{
 		{"lifecycle", lifecycle}, {"processes", processes}, {"files", files}, {"watches", watches}, {"ports", ports}, {"kernels", kernels},
+		{"pauses", pauses}, {"forks", forks}, {"snapshots", snapshots},
 	} {
 		t.Run(group.name, func(t *testing.T) {
 			b := &bench{Subject: factory(t)}
@@ -67,6 +68,9 @@ const (
 	needsNothing need = iota
 	needsPython
 	needsIsolation
+	needsPause
+	needsFork // and Python
+	needsSnapshot
 )
 
 func (c claim) lacks(b *bench) string {
@@ -78,6 +82,19 @@ func (c claim) lacks(b *bench) string {
 	case needsIsolation:
 		if b.Driver.Caps().Isolation == "none" {
 			return "the driver says that it does not isolate"
+		}
+	case needsPause:
+		if !b.Driver.Caps().Pause {
+			return "the driver says that it cannot pause"
+		}
+	case needsFork:
+		if !b.Driver.Caps().Fork {
+			return "the driver says that it cannot fork"
+		}
+		return claim{needs: needsPython}.lacks(b)
+	case needsSnapshot:
+		if !b.Driver.Caps().Snapshot {
+			return "the driver says that it cannot take snapshots"
 		}
 	}
 	return ""

@@ -353,3 +353,24 @@ func (d *Driver) Close() error {
 	}
 	return nil
 }
+
+var errIsolation = fault.New(fault.Unsupported, "the in-process driver has nothing to copy or stop: use the native driver")
+
+// Fork is not possible here.
+func (d *Driver) Fork(context.Context, sandbox.ForkRequest) (sandbox.Forked, error) {
+	return sandbox.Forked{}, errIsolation
+}
+
+// Pause is not possible here.
+func (d *Driver) Pause(context.Context, string) error { return errIsolation }
+
+// Resume is not possible here.
+func (d *Driver) Resume(context.Context, string) error { return errIsolation }
+
+// Snapshot is not possible here.
+func (d *Driver) Snapshot(context.Context, sandbox.SnapshotRequest) (*template.Template, error) {
+	return nil, errIsolation
+}
+
+// RemoveTemplate is not possible here.
+func (d *Driver) RemoveTemplate(context.Context, string, string) error { return errIsolation }

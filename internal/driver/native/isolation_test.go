@@ -219,7 +219,7 @@ func TestTrustTable(t *testing.T) {
 	}
 }
 
-func procStatus(t *testing.T, pid int) map[string]string {
+func procStatus(t testing.TB, pid int) map[string]string {
 	t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

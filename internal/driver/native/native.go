@@ -97,7 +97,10 @@ func (d *Driver) MakerPID() int { return d.hello.PID }
 
 // Caps of this driver.
 func (d *Driver) Caps() sandbox.Caps {
-	return sandbox.Caps{Name: "native", Isolation: "namespaces", WarmKernels: true, Limits: true, Network: d.hello.Network, Disk: d.hello.Disk}
+	return sandbox.Caps{
+		Name: "native", Isolation: "namespaces", WarmKernels: true, Limits: true, Network: d.hello.Network, Disk: d.hello.Disk, Fork: true,
+		Pause: d.hello.Freezer, Snapshot: true,
+	}
 }
 
 // Prepare sends a template to the maker and waits for its zygote.
@@ -187,12 +190,17 @@ func (d *Driver) agent(id string) *agentapi.Client {
 
 // Dial opens a connection to the agent: a socket pair, one end of which goes through the channel.
 func (d *Driver) Dial(ctx context.Context, id string) (net.Conn, error) {
+	return d.dial(ctx, id, agentapi.MessageConn)
+}
+
+// dial brings the agent a connection, and what else a message of that type carries.
+func (d *Driver) dial(ctx context.Context, id string, kind agentapi.MessageType, more ...*os.File) (net.Conn, error) {
 	for attempt := 0; ; attempt++ {
 		c, err := d.channel(ctx, id)
 		if err != nil {
 			return nil, err
 		}
-		conn, err := c.dial(ctx)
+		conn, err := c.dial(ctx, kind, more)
 		if err == nil {
 			return conn, nil
 		}
@@ -203,7 +211,7 @@ func (d *Driver) Dial(ctx context.Context, id string) (net.Conn, error) {
 	}
 }
 
-func (c *channel) dial(ctx context.Context) (net.Conn, error) {
+func (c *channel) dial(ctx context.Context, kind agentapi.MessageType, more []*os.File) (net.Conn, error) {
 	mine, theirs, err := wire.Pair(unix.SOCK_STREAM)
 	if err != nil {
 		return nil, err
@@ -215,7 +223,7 @@ func (c *channel) dial(ctx context.Context) (net.Conn, error) {
 		deadline = time.Now().Add(10 * time.Second)
 	}
 	_ = c.conn.SetWriteDeadline(deadline)
-	err = wire.Send(c.conn, agentapi.Message{Type: agentapi.MessageConn}, theirs)
+	err = wire.Send(c.conn, agentapi.Message{Type: kind}, append([]*os.File{theirs}, more...)...)
 	c.mu.Unlock()
 	if err != nil {
 		mine.Close()

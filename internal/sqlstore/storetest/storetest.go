@@ -31,6 +31,7 @@ func Run(t *testing.T, open func(t *testing.T) Store) {
 		"a sandbox without optional fields comes back as it was stored":  roundTripBare,
 		"an unknown sandbox is not found":                                unknown,
 		"a save replaces what can change":                                save,
+		"a pause is stored with what was left of the lifetime":           pause,
 		"what has ended stays as it is":                                  endedStays,
 		"a failed write leaves no event":                                 writesWhole,
 		"a key belongs to one living sandbox of a tenant":                uniqueKey,
@@ -60,9 +61,9 @@ func full(id string) sandbox.Record {
 		Sandbox: sandbox.Sandbox{
 			ID: id, Tenant: "acme", Template: "python", TemplateDigest: "sha256:ab", Key: "key-" + id, State: sandbox.StateRunning,
 			CreatedAt: epoch, StartedAt: epoch.Add(time.Second), Deadline: epoch.Add(time.Hour), LastUsed: epoch.Add(time.Minute),
-			IdleTimeout: 90 * time.Second,
-			Limits:      template.Limits{CPUs: 1.5, MemoryBytes: 1 << 30, Pids: 64, DiskBytes: 1 << 31, OpenFiles: 256},
-			Metadata:    map[string]string{"user": "42", `it's "odd" %_`: "ja 'so' \u2028 🦭", "empty": ""},
+			IdleTimeout: 90 * time.Second, IdleAction: sandbox.IdlePause, AutoResume: true, ForkedFrom: "sb0",
+			Limits:   template.Limits{CPUs: 1.5, MemoryBytes: 1 << 30, Pids: 64, DiskBytes: 1 << 31, OpenFiles: 256},
+			Metadata: map[string]string{"user": "42", `it's "odd" %_`: "ja 'so' \u2028 🦭", "empty": ""},
 			Network: policy.Network{Mode: policy.List, Allow: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
 				Deny: []netip.Prefix{netip.MustParsePrefix("10.1.2.3/32")}},
 			Storage: sandbox.StorageDurable,
@@ -146,6 +147,19 @@ func save(t *testing.T, s Store) {
 	wantStored(t, s, r)
 }
 
+func pause(t *testing.T, s Store) {
+	r := full("sb1")
+	must(t, s.Insert(t.Context(), r))
+	for _, left := range []time.Duration{90*time.Minute + time.Nanosecond, -1} {
+		r.State, r.PausedAt, r.Unspent, r.AutoResume = sandbox.StatePaused, epoch.Add(time.Minute), left, false
+		must(t, s.Save(t.Context(), r))
+		wantStored(t, s, r)
+	}
+	r.State, r.PausedAt, r.Unspent, r.AutoResume = sandbox.StateRunning, time.Time{}, 0, true
+	must(t, s.Save(t.Context(), r))
+	wantStored(t, s, r)
+}
+
 func endedStays(t *testing.T, s Store) {
 	r := ended(full("sb1"), epoch)
 	must(t, s.Insert(t.Context(), full("sb1")))
@@ -199,15 +213,16 @@ func uniqueClaim(t *testing.T, s Store, named func(id, tenant string) sandbox.Re
 }
 
 func living(t *testing.T, s Store) {
-	first, second, third := full("sb1"), full("sb2"), bare("sb3")
+	first, second, third, fourth := full("sb1"), full("sb2"), bare("sb3"), full("sb4")
 	third.Tenant, third.State, third.Cause = "globex", sandbox.StateStopping, sandbox.CauseKilled
-	for _, r := range []sandbox.Record{first, second, third} {
+	fourth.State, fourth.PausedAt, fourth.Unspent = sandbox.StatePaused, epoch, time.Minute
+	for _, r := range []sandbox.Record{first, second, third, fourth} {
 		must(t, s.Insert(t.Context(), r))
 	}
 	must(t, s.Save(t.Context(), ended(second, epoch)))
 	got, err := s.Living(t.Context())
 	must(t, err)
-	wantSame(t, got, []sandbox.Record{first, third})
+	wantSame(t, got, []sandbox.Record{first, third, fourth})
 }
 
 func fill(t *testing.T, s Store, from, to int) {
@@ -268,12 +283,16 @@ func filters(t *testing.T, s Store) {
 	must(t, s.Insert(t.Context(), bare("sb2")))
 	must(t, s.Insert(t.Context(), full("sb3")))
 	must(t, s.Save(t.Context(), ended(full("sb3"), epoch)))
+	paused := bare("sb4")
+	paused.State, paused.Template = sandbox.StatePaused, "other"
+	must(t, s.Insert(t.Context(), paused))
 	odd := `it's "odd" %_`
 	for name, c := range map[string]struct {
 		q    sandbox.ListQuery
 		want []string
 	}{
 		"one state":              {sandbox.ListQuery{States: []sandbox.State{sandbox.StateRunning}}, []string{"sb1"}},
+		"paused":                 {sandbox.ListQuery{States: []sandbox.State{sandbox.StatePaused}}, []string{"sb4"}},
 		"two states":             {sandbox.ListQuery{States: []sandbox.State{sandbox.StateStarting, sandbox.StateEnded}}, []string{"sb3", "sb2"}},
 		"template":               {sandbox.ListQuery{Template: "base"}, []string{"sb2"}},
 		"key":                    {sandbox.ListQuery{Key: "key-sb3"}, []string{"sb3"}},

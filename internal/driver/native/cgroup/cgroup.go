@@ -334,6 +334,16 @@ func (r *Root) Existing(name string) *Group {
 // Name of the group.
 func (g *Group) Name() string { return g.name }
 
+// Adopt moves a process into the group; what it has is charged where it was, what it takes from now on here.
+func (g *Group) Adopt(pid int) error {
+	for _, f := range g.Joiners() {
+		if _, err := f.WriteAt([]byte(strconv.Itoa(pid)), 0); err != nil {
+			return fmt.Errorf("adopt: %w", err)
+		}
+	}
+	return nil
+}
+
 // Joiners are descriptors to which a process that has one thread writes "0" to join the group.
 func (g *Group) Joiners() []*os.File {
 	g.mu.Lock()
@@ -531,8 +541,11 @@ func (g *Group) Processes() []int {
 	return out
 }
 
-// Kill sends SIGKILL to everything in the group; call it until Remove succeeds.
+// Kill sends SIGKILL to everything in the group, frozen or not; call it until Remove succeeds.
 func (g *Group) Kill() {
+	// On v1 a frozen task does not even die: it is thawed when its end is already waiting for it, so that it does nothing
+	// else first. On v2 it does die.
+	defer func() { _ = g.Thaw() }()
 	if g.root.version == V2 && g.part("memory").write("cgroup.kill", "1") == nil {
 		return
 	}

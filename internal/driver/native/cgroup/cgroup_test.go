@@ -125,6 +125,27 @@ func TestFakeV2Tree(t *testing.T) {
 	if diff := cmp.Diff(usage, g.Usage()); diff != "" {
 		t.Error(diff)
 	}
+	if root.Freezer() {
+		t.Error("a kernel without cgroup.freeze has a freezer")
+	}
+	if err := g.Freeze(); !errors.Is(err, cgroup.ErrNoFreezer) {
+		t.Errorf("freeze without a freezer: %v", err)
+	}
+	for _, dir := range []string{filepath.Dir(group), group} {
+		write(filepath.Join(dir, "cgroup.freeze"), "0")
+	}
+	events := filepath.Join(group, "cgroup.events")
+	write(events, "populated 1\nfrozen 1\n")
+	if err := g.Freeze(); err != nil || read(filepath.Join(group, "cgroup.freeze")) != "1" {
+		t.Errorf("freeze: %v; cgroup.freeze holds %q", err, read(filepath.Join(group, "cgroup.freeze")))
+	}
+	if err := g.Thaw(); err != nil || read(filepath.Join(group, "cgroup.freeze")) != "0" {
+		t.Errorf("thaw: %v; cgroup.freeze holds %q", err, read(filepath.Join(group, "cgroup.freeze")))
+	}
+	write(events, "populated 1\nfrozen 0\n")
+	if err := g.Freeze(); !errors.Is(err, cgroup.ErrBusy) || read(filepath.Join(group, "cgroup.freeze")) != "0" {
+		t.Errorf("freeze of what does not stop: %v; cgroup.freeze holds %q", err, read(filepath.Join(group, "cgroup.freeze")))
+	}
 	g.Kill()
 	if got := read(filepath.Join(group, "cgroup.kill")); got != "1" {
 		t.Errorf("cgroup.kill holds %q", got)
@@ -198,6 +219,119 @@ func TestThisHost(t *testing.T) {
 	}
 	if left, _ := root.List(); len(left) != 0 {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// TestFreezer stops processes of this machine: one that burns the processor, and one that has children all the time.
+func TestFreezer(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("this test makes cgroups and needs root")
+	}
+	mounts, err := cgroup.Mounts("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := fmt.Sprintf("cove-freeze-%d", os.Getpid())
+	t.Run("of the hierarchy in use", func(t *testing.T) {
+		root, err := cgroup.Open(mounts, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		freezes(t, root)
+	})
+	for _, m := range mounts {
+		if m.Version == cgroup.V2 {
+			t.Run("of v2", func(t *testing.T) {
+				root, err := cgroup.OpenBare(m.Path, name+"-v2")
+				if err != nil {
+					t.Fatal(err)
+				}
+				freezes(t, root)
+			})
+		}
+	}
+}
+
+func freezes(t *testing.T, root *cgroup.Root) {
+	t.Helper()
+	defer root.Close()
+	if !root.Freezer() {
+		t.Skip("no freezer here")
+	}
+	g, err := root.New("sb", cgroup.Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	joiners := g.Joiners()
+	script := ""
+	for i := range joiners {
+		script += fmt.Sprintf("echo 0 >&%d; ", 3+i)
+	}
+	cmd := exec.Command("sh", "-c", script+"(while :; do :; done) & while :; do /bin/true; done")
+	cmd.ExtraFiles = joiners
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	grows := func() bool {
+		before := g.Usage().CPUMS
+		for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+			if g.Usage().CPUMS > before {
+				return true
+			}
+		}
+		return false
+	}
+	if !grows() {
+		t.Fatal("nothing runs")
+	}
+	for range 20 {
+		if err := g.Freeze(); err != nil {
+			t.Fatal(err)
+		}
+		before := g.Usage().CPUMS
+		time.Sleep(20 * time.Millisecond)
+		if after := g.Usage().CPUMS; after != before {
+			t.Errorf("a frozen group used %d ms", after-before)
+		}
+		if err := g.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !grows() {
+		t.Error("nothing runs after the thaw")
+	}
+
+	// What joins a frozen group stops; and all of it can be killed as it stands.
+	if err := g.Freeze(); err != nil {
+		t.Fatal(err)
+	}
+	marker := filepath.Join(t.TempDir(), "ran")
+	late := exec.Command("sh", "-c", script+"echo x > "+marker+"; exec sleep 600")
+	late.ExtraFiles = joiners
+	if err := late.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(100 * time.Millisecond)
+	if _, err := os.Stat(marker); err == nil {
+		t.Error("a process ran in a frozen group")
+	}
+	g.Kill()
+	for _, c := range []*exec.Cmd{cmd, late} {
+		if err := c.Wait(); err == nil {
+			t.Error("ended by itself")
+		}
+	}
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		g.Kill()
+		if err = g.Remove(); err == nil || time.Now().After(deadline) {
+			break
+		}
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	if err := g.Thaw(); err != nil {
+		t.Errorf("thaw of a group that is gone: %v", err)
 	}
 }
 

@@ -159,41 +159,51 @@ func diskImages(_ context.Context, h *host) []Finding {
 
 var wantedControllers = []string{"cpu", "memory", "pids"}
 
-func cgroups(_ context.Context, h *host) []Finding {
-	const name = "cgroups"
-	v1 := map[string]string{} // controller → mount point
-	var v2 string
+// hierarchies is where this host's cgroups are mounted.
+type hierarchies struct {
+	v1 map[string]string // controller → mount point
+	v2 string            // empty: none
+}
+
+func (h *host) hierarchies() hierarchies {
+	found := hierarchies{v1: map[string]string{}}
 	for _, m := range h.mounts() {
 		switch m.fstype {
 		case "cgroup2":
-			v2 = m.point
+			found.v2 = m.point
 		case "cgroup":
 			for _, option := range m.options {
-				v1[option] = m.point
+				found.v1[option] = m.point
 			}
 		}
 	}
-	offered := strings.Fields(h.read(filepath.Join(v2, "cgroup.controllers")))
+	return found
+}
+
+func cgroups(_ context.Context, h *host) []Finding {
+	const name = "cgroups"
+	found := h.hierarchies()
+	offered := strings.Fields(h.read(filepath.Join(found.v2, "cgroup.controllers")))
 	have, missing := map[string]string{}, []string{}
-	for _, controller := range append([]string{"freezer"}, wantedControllers...) {
+	for _, controller := range wantedControllers {
 		switch {
-		case v1[controller] != "":
-			have[controller] = v1[controller]
-		case v2 != "" && (controller == "freezer" || slices.Contains(offered, controller)):
-			have[controller] = v2
+		case found.v1[controller] != "":
+			have[controller] = found.v1[controller]
+		case found.v2 != "" && slices.Contains(offered, controller):
+			have[controller] = found.v2
 		default:
 			missing = append(missing, controller)
 		}
 	}
 	kind := "v2"
-	if len(v1) > 0 {
+	if len(found.v1) > 0 {
 		kind = "v1"
-		if v2 != "" {
+		if found.v2 != "" {
 			kind = "hybrid"
 		}
 	}
 	switch {
-	case v2 == "" && len(v1) == 0:
+	case found.v2 == "" && len(found.v1) == 0:
 		return one(name, Refuse, "mount cgroup2 on /sys/fs/cgroup", "none mounted: sandboxes would have no limits")
 	case len(missing) > 0:
 		return one(name, Refuse, "boot with systemd.unified_cgroup_hierarchy=1, or delegate these controllers to Cove (Delegate=yes in its unit)", "%s, without %s: sandboxes would have no such limit", kind, strings.Join(missing, ", "))
@@ -206,4 +216,44 @@ func cgroups(_ context.Context, h *host) []Finding {
 		}
 	}
 	return one(name, OK, "", "%s with %s", kind, strings.Join(sorted(have), ", "))
+}
+
+// pause tells which freezer stops the processes of a paused sandbox: that of the hierarchy which has the limits.
+func pause(_ context.Context, h *host) []Finding {
+	const name = "pause"
+	found := h.hierarchies()
+	offered := strings.Fields(h.read(filepath.Join(found.v2, "cgroup.controllers")))
+	unified := found.v2 != ""
+	for _, controller := range wantedControllers {
+		unified = unified && slices.Contains(offered, controller)
+	}
+	switch {
+	case unified:
+		return one(name, OK, "", "sandboxes can be paused: the freezer of cgroup v2 at %s", found.v2)
+	case found.v1["freezer"] == "":
+		return one(name, Warn, "mount -t cgroup -o freezer freezer /sys/fs/cgroup/freezer", "no cgroup freezer beside the v1 controllers: sandboxes cannot be paused, and forks wait longer for their disk")
+	case h.real():
+		if err := tryCgroup(found.v1["freezer"]); err != nil {
+			return one(name, Warn, "mount the freezer's cgroup file system writable", "sandboxes cannot be paused: the freezer at %s cannot be used: %v", found.v1["freezer"], err)
+		}
+	}
+	return one(name, OK, "", "sandboxes can be paused: the freezer of cgroup v1 at %s", found.v1["freezer"])
+}
+
+// copies tells what a fork or a snapshot of a sandbox with many files costs.
+func copies(_ context.Context, h *host) []Finding {
+	const (
+		name   = "copies of files"
+		remedy = "put the data directory on XFS or btrfs"
+	)
+	dir := h.standing()
+	fstype := h.mountOf(dir).fstype
+	instant := fstype == "xfs" || fstype == "btrfs" || fstype == "bcachefs"
+	if h.real() {
+		instant = tryReflink(dir) == nil
+	}
+	if instant {
+		return one(name, OK, "", "%s copies by reference: forks of large layers are instant", fstype)
+	}
+	return one(name, Note, remedy, "%s does not copy by reference: forks and snapshots of large layers are copied, and the sandbox's writers wait meanwhile", fstype)
 }

@@ -2,6 +2,8 @@ package maker
 
 import (
 	"encoding/binary"
+	"fmt"
+	"os"
 	"strconv"
 	"time"
 
@@ -73,3 +75,74 @@ func PutAway(n, inUse int) []string {
 	}
 	return gone
 }
+
+// Disks makes disks without sandboxes.
+type Disks struct{ d *disks }
+
+// OpenDisks in a directory.
+func OpenDisks(dir string, reflink bool) (Disks, error) {
+	d, err := openDisks(dir)
+	if d != nil && !reflink {
+		d.reflink = false
+	}
+	return Disks{d}, err
+}
+
+// Close lets go of the empty ones.
+func (d Disks) Close() {
+	for _, f := range d.d.masters {
+		f.Close()
+	}
+}
+
+// Disk is one that is mounted somewhere.
+type Disk struct {
+	k  *disk
+	At string // its directory
+}
+
+// Frozen is a disk as it was.
+type Frozen struct{ f *frozenDisk }
+
+// Make a disk, of a frozen one's files or empty.
+func (d Disks) Make(size int64, storage sandbox.Storage, from Frozen) (Disk, error) {
+	k, mount, err := d.d.make(form{storage: storage, disk: size, from: from.f}, maxTrees)
+	if err != nil {
+		return Disk{}, err
+	}
+	mount.Close()
+	return Disk{k, fmt.Sprintf("/proc/self/fd/%d", k.root.Fd())}, nil
+}
+
+// Freeze it.
+func (d Disk) Freeze() (Frozen, error) {
+	f, err := d.k.freeze(d.k.disks.dir, d.k.still)
+	return Frozen{f}, err
+}
+
+// Below counts the frozen layers under it.
+func (d Disk) Below() int { return len(d.k.below) }
+
+// Bytes on it.
+func (d Disk) Bytes() int64 { return d.k.bytes() }
+
+// Close it.
+func (d Disk) Close() { d.k.close() }
+
+// Show mounts it read-only; the function closes the mount.
+func (f Frozen) Show() (at string, done func(), err error) {
+	mount, err := f.f.show()
+	if err != nil {
+		return "", nil, err
+	}
+	return fmt.Sprintf("/proc/self/fd/%d", mount.Fd()), func() { mount.Close() }, nil
+}
+
+// Close it.
+func (f Frozen) Close() { f.f.close() }
+
+// Image is its file.
+func (f Frozen) Image() *os.File { return f.f.image }
+
+// SmallLayer is up to what size a copy is made.
+const SmallLayer = smallLayer

@@ -20,28 +20,20 @@ func (m *Maker) keepHouse() {
 	tidy, verify := time.NewTicker(tidyEvery), time.NewTicker(verifyEvery)
 	defer tidy.Stop()
 	defer verify.Stop()
-	ctx, cancel := context.WithCancel(context.Background()) // ended by close
-	defer cancel()
-	go func() {
-		select {
-		case <-m.closed:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
 	for {
 		select {
 		case <-tidy.C:
 			m.putAway()
 		case <-verify.C:
-			m.verify(ctx)
+			m.verify(m.life)
 		case <-m.closed:
 			return
 		}
 	}
 }
 
-// putAway closes the pools that were not used for the longest time, beyond maxPools and while nobody lives in them.
+// putAway closes the pools that were not used for the longest time, beyond maxPools, and those of removed templates, while
+// nobody lives in them.
 func (m *Maker) putAway() {
 	for {
 		p := m.leastUsed()
@@ -53,20 +45,26 @@ func (m *Maker) putAway() {
 	}
 }
 
-// leastUsed takes one pool out of the table, if there are too many.
+// leastUsed takes one pool out of the table, if there are too many or its template is gone.
 func (m *Maker) leastUsed() *pool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.pools) <= maxPools || m.closing {
+	if m.closing {
 		return nil
 	}
 	inUse := map[*pool]bool{}
 	for _, l := range m.sandboxes {
 		inUse[l.pool] = true
 	}
+	for _, p := range m.pools {
+		inUse[p.nursery] = true
+	}
 	var least *pool
 	for _, p := range m.pools {
-		if !inUse[p] && p.idle() && (least == nil || p.lastUse().Before(least.lastUse())) {
+		if inUse[p] || !p.idle() || len(m.pools) <= maxPools && !p.removed {
+			continue
+		}
+		if least == nil || p.removed || !least.removed && p.lastUse().Before(least.lastUse()) {
 			least = p
 		}
 	}
@@ -79,15 +77,15 @@ func (m *Maker) leastUsed() *pool {
 // verify hashes the layers of every built template again. All sandboxes share their pages: one that no longer matches is
 // not started from any more.
 func (m *Maker) verify(ctx context.Context) {
-	for _, info := range m.templates.List() {
+	for _, info := range m.templates.All() {
 		if info.Digest == "" {
 			continue
 		}
-		err := m.templates.Verify(ctx, info.Name)
-		if err == nil || ctx.Err() != nil {
+		err := m.templates.Verify(ctx, info.Tenant, info.Name)
+		if err == nil || ctx.Err() != nil || fault.Is(err, fault.NotFound) { // removed meanwhile
 			continue
 		}
-		m.log.Error("a template's layers are not what was built; it is not used any more", "template", info.Name, "error", err)
+		m.log.Error("a template's layers are not what was built; it is not used any more", "template", info.Name, "tenant", info.Tenant, "error", err)
 		m.mu.Lock()
 		m.spoilt[info.Digest] = true
 		m.mu.Unlock()

@@ -15,6 +15,7 @@ import (
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/driver/native/wire"
 	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
 )
@@ -29,36 +30,25 @@ func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token stri
 		return nil, "", err
 	}
 	defer p.serve()()
-	s, err := p.take(ctx, form{r.Storage, r.Limits.DiskBytes})
+	s, err := p.take(ctx, form{storage: r.Storage, disk: r.Limits.DiskBytes})
 	if err != nil {
 		return nil, "", err
 	}
-	l := &live{
-		id: r.ID, tenant: r.Tenant, template: p.template.Name, pool: p, shell: s, started: time.Now(), limits: r.Limits,
-		env: mergeEnv(p.template, r.Env), over: make(chan struct{}),
-	}
+	l := m.newLive(r.ID, p, s, r.Limits, r.Env)
 	if err := m.register(l); err != nil {
 		s.kill()
 		m.retire(s)
 		return nil, "", err
 	}
 	go m.attendLive(l) // counted by register
+	l.turn.RLock()
+	defer l.turn.RUnlock()
 	defer func() {
 		if err != nil {
 			m.end(l, sandbox.CauseStartFail, err.Error())
 		}
 	}()
-	if err := s.setLimits(r.Limits); err != nil {
-		return nil, "", err
-	}
-	if err := m.setNetwork(s, r.Network); err != nil {
-		return nil, "", err
-	}
-	boot := agentapi.Boot{
-		ID: r.ID, Env: l.env, User: p.template.User, Workdir: p.template.Workdir, Python: p.template.Python.Executable,
-		Kernel: "/run/cove/kernel/kernel.py", Sudo: p.template.Sudo, OpenFiles: r.Limits.OpenFiles,
-	}
-	if err := s.tell(agentapi.Message{Type: agentapi.MessageBoot, Boot: &boot}); err != nil {
+	if err := m.furnishLive(l, r.Limits, r.Network); err != nil {
 		return nil, "", err
 	}
 	if p.warm() && !r.NoKernel {
@@ -71,11 +61,40 @@ func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token stri
 	return channel, token, err
 }
 
-func mergeEnv(t *template.Template, more map[string]string) map[string]string {
-	env := map[string]string{}
-	maps.Copy(env, t.Env)
-	maps.Copy(env, more)
-	return env
+func (m *Maker) newLive(id string, p *pool, s *shell, limits template.Limits, env map[string]string) *live {
+	return &live{
+		id: id, tenant: p.key.tenant, template: p.template.Name, pool: p, shell: s, started: time.Now(), limits: limits,
+		given: env, env: merge(p.template.Env, env), kernels: map[string]*zygote{}, over: make(chan struct{}),
+	}
+}
+
+// furnishLive makes a shell somebody's: limits, network and an agent that knows whose it is.
+func (m *Maker) furnishLive(l *live, limits template.Limits, network policy.Network) error {
+	if err := l.shell.setLimits(limits); err != nil {
+		return err
+	}
+	if err := m.setNetwork(l.shell, network); err != nil {
+		return err
+	}
+	t := l.pool.template
+	boot := agentapi.Boot{
+		ID: l.id, Env: l.env, User: t.User, Workdir: t.Workdir, Python: t.Python.Executable,
+		Kernel: "/run/cove/kernel/kernel.py", Sudo: t.Sudo, OpenFiles: limits.OpenFiles,
+	}
+	return l.shell.tell(agentapi.Message{Type: agentapi.MessageBoot, Boot: &boot})
+}
+
+func (l *live) keepZygote(kernel string, z *zygote) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.kernels[kernel] = z
+}
+
+func merge(env, more map[string]string) map[string]string {
+	all := map[string]string{}
+	maps.Copy(all, env)
+	maps.Copy(all, more)
+	return all
 }
 
 func (m *Maker) register(l *live) error {
@@ -98,6 +117,11 @@ func (m *Maker) Channel(id string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	done, err := l.awake()
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	return m.channel(l)
 }
 
@@ -123,6 +147,11 @@ func (m *Maker) Kernel(ctx context.Context, id, name string) (token string, err 
 	if !l.pool.warm() {
 		return "", fault.New(fault.Unsupported, "template %s has no zygote", l.template)
 	}
+	done, err := l.awake()
+	if err != nil {
+		return "", err
+	}
+	defer done()
 	return m.fork(ctx, l, name)
 }
 
@@ -207,6 +236,10 @@ func describe(s unix.WaitStatus) string {
 // end begins a sandbox's end; the first cause wins.
 func (m *Maker) end(l *live, cause sandbox.Cause, message string) {
 	l.decide(cause, message, m.usage(l))
+	if l.isPaused() {
+		l.shell.end()
+		return
+	}
 	l.shell.kill()
 }
 
@@ -290,7 +323,9 @@ func (m *Maker) Usage(id string) (sandbox.Usage, error) {
 
 func (m *Maker) usage(l *live) sandbox.Usage {
 	u := l.shell.group.Usage()
-	return sandbox.Usage{CPUMS: u.CPUMS, MemoryBytes: u.MemoryBytes, PeakBytes: u.PeakBytes, Pids: u.Pids, OOMKills: u.OOMKills}
+	return sandbox.Usage{
+		CPUMS: u.CPUMS, MemoryBytes: u.MemoryBytes, PeakBytes: u.PeakBytes, Pids: u.Pids, OOMKills: u.OOMKills, DiskBytes: l.shell.diskBytes(),
+	}
 }
 
 // pageSize keeps a page of a list well below wire.MaxMessage.
@@ -308,7 +343,7 @@ func (m *Maker) List(after string) []sandbox.Instance {
 		}
 		l := m.sandboxes[id]
 		l.mu.Lock()
-		page = append(page, sandbox.Instance{ID: id, Tenant: l.tenant, Template: l.template, Deadline: l.deadline, Started: l.started})
+		page = append(page, sandbox.Instance{ID: id, Tenant: l.tenant, Template: l.template, Deadline: l.deadline, Started: l.started, Paused: l.paused})
 		l.mu.Unlock()
 		if len(page) == pageSize {
 			break

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -49,8 +50,10 @@ type Maker struct {
 	oom       *oomLog
 	bootID    string
 	templates *template.Store
-	wg        sync.WaitGroup // goroutines that end with the maker
-	closed    chan struct{}  // closed when closing is set
+	wg        sync.WaitGroup  // goroutines that end with the maker
+	closed    chan struct{}   // closed when closing is set
+	life      context.Context // of work that outlives its caller; ends with the maker
+	die       context.CancelFunc
 
 	mu        sync.Mutex
 	closing   bool
@@ -75,11 +78,15 @@ type live struct {
 	shell    *shell
 	started  time.Time
 	env      map[string]string
+	given    map[string]string // what of it came with the request that made it
 	limits   template.Limits
 	over     chan struct{} // closed when its end is recorded
+	turn     sync.RWMutex  // whoever pauses or resumes it has it alone
 
 	mu       sync.Mutex
-	forked   bool // a kernel was forked into it
+	paused   bool
+	forked   bool               // a kernel was forked into it
+	kernels  map[string]*zygote // what each kernel was forked from
 	deadline time.Time
 	timer    *time.Timer
 	cause    sandbox.Cause // first one wins
@@ -98,8 +105,15 @@ func Open(cfg Config) (*Maker, error) {
 	}
 	var undo undo
 	defer undo.run()
+	var cancel context.CancelFunc
+	m.life, cancel = context.WithCancel(context.Background()) // owned by the maker, ended by Close
+	m.die = cancel
+	undo.add(cancel)
 	var err error
 	if m.templates, err = template.Open(template.Options{Dir: cfg.Templates, Log: m.log}); err != nil {
+		return nil, err
+	}
+	if err := m.templates.CleanSnapshots(m.life); err != nil {
 		return nil, err
 	}
 
@@ -113,6 +127,8 @@ func Open(cfg Config) (*Maker, error) {
 		return nil, err
 	}
 	undo.add(m.groups.Close)
+	disksDir := filepath.Join(cfg.DataDir, "maker", "disks")
+	thawLeft(disksDir)
 	if err := m.sweepGroups(); err != nil {
 		return nil, err
 	}
@@ -128,7 +144,7 @@ func Open(cfg Config) (*Maker, error) {
 			return nil, err
 		}
 	}
-	m.disks, err = openDisks(filepath.Join(cfg.DataDir, "maker", "disks"))
+	m.disks, err = openDisks(disksDir)
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +188,7 @@ func (m *Maker) sweepGroups() error {
 
 // Prepare makes a tenant's template ready: its zygote runs and its pool fills.
 func (m *Maker) Prepare(ctx context.Context, tenant, name, digest string) error {
-	t, err := m.ownTemplate(ctx, name, digest)
+	t, err := m.ownTemplate(ctx, tenant, name, digest)
 	if err != nil {
 		return err
 	}
@@ -188,9 +204,9 @@ func (m *Maker) Prepare(ctx context.Context, tenant, name, digest string) error 
 
 // ownTemplate reads a template where root built it. A caller only names it: whoever could say which directories of this
 // host make a sandbox could read all of them.
-func (m *Maker) ownTemplate(ctx context.Context, name, digest string) (*template.Template, error) {
+func (m *Maker) ownTemplate(ctx context.Context, tenant, name, digest string) (*template.Template, error) {
 	for range 2 {
-		t, err := m.templates.Resolve(ctx, name)
+		t, err := m.templates.ResolveFor(ctx, tenant, name)
 		if err == nil && t.Digest == digest {
 			return t, nil
 		}
@@ -208,19 +224,21 @@ func checkTemplate(t *template.Template) error {
 	if len(t.Trees) > maxTrees {
 		return fault.New(fault.Invalid, "template %s has %d trees, at most %d are possible", t.Name, len(t.Trees), maxTrees)
 	}
-	layers := 0
+	images := t.Images()
 	for _, tree := range t.Trees {
-		if !filepath.IsAbs(tree.Target) || filepath.Clean(tree.Target) != tree.Target || len(tree.Target) > maxTarget || len(tree.Lower) == 0 {
+		if !filepath.IsAbs(tree.Target) || filepath.Clean(tree.Target) != tree.Target || len(tree.Target) > maxTarget || len(tree.Lower) <= len(images) {
 			return fault.New(fault.Invalid, "template %s: tree %q is not usable", t.Name, tree.Target)
 		}
-		for _, dir := range tree.Lower {
-			if !filepath.IsAbs(dir) {
-				return fault.New(fault.Invalid, "template %s: layer %q is not an absolute path", t.Name, dir)
+		if !slices.Equal(tree.Lower[:len(images)], images) {
+			return fault.New(fault.Invalid, "template %s: tree %q has other images than the rest", t.Name, tree.Target)
+		}
+		for _, path := range tree.Lower {
+			if !filepath.IsAbs(path) {
+				return fault.New(fault.Invalid, "template %s: layer %q is not an absolute path", t.Name, path)
 			}
 		}
-		layers += len(tree.Lower)
 	}
-	if layers > maxLayers {
+	if layers := countLayers(t); layers > maxLayers {
 		return fault.New(fault.Invalid, "template %s has %d layers, at most %d are possible", t.Name, layers, maxLayers)
 	}
 	return nil
@@ -232,20 +250,47 @@ func (m *Maker) poolFor(tenant string, t *template.Template) (*pool, error) {
 	if m.closing {
 		return nil, fault.New(fault.Unavailable, "the maker is shutting down")
 	}
+	return m.findPool(tenant, t)
+}
+
+// findPool finds or makes one. Called with m.mu.
+func (m *Maker) findPool(tenant string, t *template.Template) (*pool, error) {
 	if m.spoilt[t.Digest] {
 		return nil, errSpoilt(t.Name)
 	}
 	key := poolKey{tenant, t.Digest}
-	p := m.pools[key]
-	if p == nil {
-		owner, err := m.slots.takeOwner()
-		if err != nil {
-			return nil, err
-		}
-		p = newPool(m, key, t, owner)
-		m.pools[key] = p
+	if p := m.pools[key]; p != nil {
+		return p, nil
 	}
+	p := newPool(m, key, t)
+	if err := m.equipPool(p); err != nil {
+		closeAll(p.images)
+		return nil, err
+	}
+	m.pools[key] = p
 	return p, nil
+}
+
+// equipPool opens a template's images and finds out whose zygotes serve it. Called with m.mu.
+func (m *Maker) equipPool(p *pool) (err error) {
+	for _, path := range p.template.Images() {
+		image, err := m.disks.open(path)
+		if err != nil {
+			return err
+		}
+		p.images = append(p.images, image)
+	}
+	if p.template.Snapshot != nil && p.warm() {
+		// Kernels of a snapshot come from the zygotes of the template that the operator built: what a sandbox has changed
+		// must not run outside of one, where neither its limits nor its end apply.
+		if p.nursery, err = m.findPool(p.key.tenant, p.template.Base()); err != nil {
+			return err
+		}
+		p.owner = p.nursery.owner
+		return nil
+	}
+	p.owner, err = m.slots.takeOwner()
+	return err
 }
 
 func (m *Maker) pool(key poolKey) (*pool, error) {
@@ -258,7 +303,7 @@ func (m *Maker) pool(key poolKey) (*pool, error) {
 		return nil, errSpoilt(key.digest)
 	}
 	p := m.pools[key]
-	if p == nil {
+	if p == nil || p.removed {
 		return nil, fault.New(fault.NotFound, "template %s is not prepared for this tenant", key.digest)
 	}
 	return p, nil
@@ -279,6 +324,7 @@ func (m *Maker) Close() error {
 	m.mu.Lock()
 	m.closing = true
 	close(m.closed)
+	m.die()
 	lives := make([]*live, 0, len(m.sandboxes))
 	for _, l := range m.sandboxes {
 		lives = append(lives, l)

@@ -24,6 +24,7 @@ type newborn struct {
 	errs   *os.File
 	pidfd  *os.File
 	exit   chan exit // told once
+	zygote *zygote
 }
 
 func (n *newborn) close() { wire.CloseAll([]*os.File{n.socket, n.out, n.errs, n.pidfd}) }
@@ -49,7 +50,7 @@ func (m *Maker) bear(ctx context.Context, p *pool, s *shell, ahead bool) (*newbo
 const userID = 1000
 
 func bearFrom(ctx context.Context, z *zygote, s *shell, r zygoteRequest) (_ *newborn, err error) {
-	n := &newborn{token: rand.Text(), exit: make(chan exit, 1)}
+	n := &newborn{token: rand.Text(), exit: make(chan exit, 1), zygote: z}
 	var theirs []*os.File
 	defer func() { wire.CloseAll(theirs) }()
 	var undo undo
@@ -101,6 +102,7 @@ func (m *Maker) settle(l *live, n *newborn, name string) error {
 	if err != nil {
 		return err
 	}
+	l.keepZygote(name, n.zygote)
 	go func() { // ends with the kernel, or with the sandbox
 		select {
 		case e := <-n.exit:

@@ -13,7 +13,7 @@ import (
 
 // Bounds of a plan, the same as in shell/shell.c.
 const (
-	maxLayers = 24
+	maxLayers = 40
 	maxTrees  = 8
 	maxTarget = 247
 	maxFilter = 1024
@@ -22,6 +22,7 @@ const (
 const (
 	modeSandbox = 1
 	modeZygote  = 2
+	modeReroot  = 3
 
 	storageGiven = 0
 	storageTmpfs = 1
@@ -36,7 +37,7 @@ type planTree struct {
 type plan struct {
 	Mode, Storage, Volatile, NoFile uint32
 	Layers, Trees, Cgroups, Filter  uint32
-	UID, GID, Argc, _               uint32
+	UID, GID, Argc, Images          uint32
 	Bound, TmpfsBytes               uint64
 	Base                            [256]byte
 	Hostname                        [64]byte

@@ -19,7 +19,9 @@ type pool struct {
 	m        *Maker
 	key      poolKey
 	template *template.Template
-	owner    int // the uid of its zygotes, which owns its shells' user namespaces
+	owner    int           // the uid of its zygotes, which owns its shells' user namespaces
+	nursery  *pool         // whose zygotes bear its kernels; nil: its own
+	images   []*frozenDisk // of the template, open as long as the pool is there
 	size     int
 	form     form
 	limits   template.Limits
@@ -37,6 +39,8 @@ type pool struct {
 	nextZ     int
 	zygoteErr error         // why the last zygote did not start
 	making    chan struct{} // closed when the zygote that is being started is there or has failed
+
+	removed bool // its template is; guarded by m.mu
 }
 
 // Rotation of zygotes: siblings share a hash seed and an address layout, and a zygote with many children forks slowly.
@@ -48,14 +52,14 @@ const (
 
 const defaultDisk = 2 << 30
 
-func newPool(m *Maker, key poolKey, t *template.Template, owner int) *pool {
+func newPool(m *Maker, key poolKey, t *template.Template) *pool {
 	ctx, cancel := context.WithCancel(context.Background()) // owned by the pool, ended by close
 	disk := t.Limits.DiskBytes
 	if disk == 0 {
 		disk = defaultDisk
 	}
 	return &pool{
-		m: m, key: key, template: t, owner: owner, size: m.cfg.PoolSize, ctx: ctx, cancel: cancel,
+		m: m, key: key, template: t, size: m.cfg.PoolSize, ctx: ctx, cancel: cancel,
 		form:     form{storage: sandbox.StorageVolatile, disk: disk},
 		limits:   poolLimits(t.Limits),
 		building: make(chan struct{}, max(2, runtime.NumCPU())),
@@ -180,11 +184,11 @@ func (p *pool) calm() bool {
 	return false
 }
 
-// idle tells whether nobody is being served.
+// idle tells whether nobody is being served and it is ready to be: a pool that only lends its zygotes has no shells.
 func (p *pool) idle() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.serving == 0 && p.started
+	return p.serving == 0 && (p.started || len(p.zygotes) > 0)
 }
 
 func (p *pool) lastUse() time.Time {
@@ -237,21 +241,27 @@ func (p *pool) take(ctx context.Context, f form) (*shell, error) {
 		f.storage = p.form.storage
 	}
 	if f == p.form {
-		for {
-			s := p.pop()
-			if s == nil {
-				break
-			}
-			select {
-			case <-s.done:
-				p.m.retire(s)
-				continue
-			default:
-				return s, nil
-			}
+		if s := p.popLiving(); s != nil {
+			return s, nil
 		}
 	}
 	return p.makeOne(ctx, f)
+}
+
+// popLiving gives a pooled shell that is still alive, or nil.
+func (p *pool) popLiving() *shell {
+	for {
+		s := p.pop()
+		if s == nil {
+			return nil
+		}
+		select {
+		case <-s.done:
+			p.m.retire(s)
+		default:
+			return s
+		}
+	}
 }
 
 func (p *pool) pop() *shell {
@@ -272,6 +282,9 @@ func (p *pool) pop() *shell {
 
 // zygote gives one that can take another child, and starts one when there is none. One start at a time.
 func (p *pool) zygote(ctx context.Context) (*zygote, error) {
+	if p.nursery != nil {
+		return p.nursery.zygote(ctx)
+	}
 	for {
 		p.mu.Lock()
 		z, spare := p.usable()
@@ -368,4 +381,6 @@ func (p *pool) close() {
 	for _, z := range p.zygotes {
 		z.stop()
 	}
+	closeAll(p.images)
+	p.images = nil
 }

@@ -80,7 +80,13 @@ func (m *Maker) converse(ctx context.Context, c *net.UnixConn) (end bool) {
 	for {
 		var r wire.Request
 		files, err := wire.Receive(c, &r)
-		wire.CloseAll(files) // no request carries any
+		if err == nil && r.Op == wire.OpFork {
+			if !m.converseFork(ctx, c, r, files) {
+				return false
+			}
+			continue
+		}
+		wire.CloseAll(files) // no other request carries any
 		if err != nil {
 			if !errors.Is(err, io.EOF) && ctx.Err() == nil {
 				m.log.Warn("request", "error", err)
@@ -99,12 +105,64 @@ func (m *Maker) converse(ctx context.Context, c *net.UnixConn) (end bool) {
 				// Whoever asked has left and will never name this sandbox.
 				_ = m.Stop(ctx, r.Start.ID, sandbox.CauseStartFail)
 			}
+			if r.Op == wire.OpSnapshot && response.Fault == nil {
+				_ = m.RemoveTemplate(ctx, r.Snapshot.Tenant, r.Snapshot.Name)
+			}
 			return r.Op == wire.OpShutdown
 		}
 		if r.Op == wire.OpShutdown {
 			return true
 		}
 	}
+}
+
+// converseFork answers twice: when the parent may go on, and when its branches are there.
+func (m *Maker) converseFork(ctx context.Context, c *net.UnixConn, r wire.Request, files []*os.File) (ok bool) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var response wire.Response
+	var give []*os.File
+	talk, err := forkTalk(r, files)
+	if err == nil {
+		cut := func() {
+			if wire.Send(c, wire.Response{Cut: true}) != nil {
+				cancel() // whoever asked has left
+			}
+		}
+		response.Forked, response.Tokens, give, err = m.guardFork(ctx, *r.Fork, talk, cut)
+	}
+	if err != nil {
+		response = wire.Failed(err)
+	}
+	err = wire.Send(c, response, give...)
+	wire.CloseAll(give)
+	if err != nil && response.Fault == nil {
+		for _, child := range r.Fork.Children {
+			_ = m.Stop(ctx, child.ID, sandbox.CauseStartFail)
+		}
+	}
+	return err == nil
+}
+
+// forkTalk checks a request and takes over its descriptors.
+func forkTalk(r wire.Request, files []*os.File) (*net.UnixConn, error) {
+	if r.Fork == nil || len(files) != 1 {
+		wire.CloseAll(files)
+		return nil, fault.New(fault.Invalid, "fork without a request or a socket")
+	}
+	return wire.Conn(files[0])
+}
+
+// guardFork is Fork, whose defects must not end every sandbox on this host.
+func (m *Maker) guardFork(ctx context.Context, r sandbox.ForkRequest, talk *net.UnixConn, cut func()) (f *sandbox.Forked, tokens []string, channels []*os.File, err error) {
+	defer func() {
+		if what := recover(); what != nil {
+			m.log.Error("fork panicked", "panic", what, "stack", string(debug.Stack()))
+			err = fault.New(fault.Internal, "the maker failed at fork")
+		}
+	}()
+	defer talk.Close()
+	return m.Fork(ctx, r, talk, cut)
 }
 
 func (m *Maker) answer(ctx context.Context, r wire.Request) (response wire.Response, give []*os.File) {
@@ -153,6 +211,19 @@ func (m *Maker) answer(ctx context.Context, r wire.Request) (response wire.Respo
 		response.Usage, err = &usage, uerr
 	case wire.OpStop:
 		err = m.Stop(ctx, r.ID, r.Cause)
+	case wire.OpFork: // by converseFork
+	case wire.OpPause:
+		err = m.Pause(r.ID)
+	case wire.OpResume:
+		err = m.Resume(r.ID)
+	case wire.OpSnapshot:
+		if r.Snapshot == nil {
+			err = fault.New(fault.Invalid, "snapshot without a request")
+			break
+		}
+		response.Template, err = m.Snapshot(ctx, *r.Snapshot)
+	case wire.OpRemove:
+		err = m.RemoveTemplate(ctx, r.Tenant, r.Template)
 	case wire.OpList:
 		response.Instances = m.List(r.After)
 	case wire.OpForget:
@@ -171,7 +242,7 @@ func (m *Maker) answer(ctx context.Context, r wire.Request) (response wire.Respo
 }
 
 func (m *Maker) hello() *wire.Hello {
-	return &wire.Hello{Version: wire.Version, PID: os.Getpid(), BootID: m.bootID, Cgroup: int(m.groups.Version()), Disk: "image", Network: m.net != nil}
+	return &wire.Hello{Version: wire.Version, PID: os.Getpid(), BootID: m.bootID, Cgroup: int(m.groups.Version()), Disk: "image", Network: m.net != nil, Freezer: m.groups.Freezer()}
 }
 
 // tellEnds streams ends until the listener leaves.

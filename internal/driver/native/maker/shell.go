@@ -29,6 +29,7 @@ type shell struct {
 	channel *net.UnixConn // to the agent; when it closes, the agent exits
 	telling sync.Mutex    // one message at a time on the channel
 	form    form
+	disk    *disk           // nil: tmpfs
 	limits  template.Limits // in force
 	network policy.Network  // in force
 	linked  bool
@@ -43,28 +44,53 @@ type shell struct {
 // form is what of a shell cannot be changed after it was made.
 type form struct {
 	storage sandbox.Storage
-	disk    int64
+	disk    int64       // size; a copy of a small disk has that one's
+	from    *frozenDisk // whose files it has beside the template's; nil: none
+	owns    bool        // nobody else uses what it is from
+	hurried bool        // somebody waits for it
 }
 
 const sandboxNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWNET
 
-// makeShell climbs the ladder; a failure takes every step back.
-func (m *Maker) makeShell(t *template.Template, owner int, f form, limits template.Limits) (_ *shell, err error) {
-	var undo undo
-	defer undo.run()
+// place is where a shell will be: its number and what its processes are charged to.
+type place struct {
+	slot  int
+	group *cgroup.Group
+}
 
+func (m *Maker) takePlace(limits template.Limits) (place, error) {
 	slot, err := m.slots.take()
 	if err != nil {
-		return nil, err
+		return place{}, err
 	}
-	undo.add(func() { m.slots.give(slot) })
-	s := &shell{slot: slot, form: f, limits: limits, done: make(chan struct{}), network: policy.Network{Mode: policy.None}}
+	group, err := m.groups.New(groupName(slot), cgroupLimits(limits))
+	if err != nil {
+		m.slots.give(slot)
+		return place{}, err
+	}
+	return place{slot, group}, nil
+}
 
-	s.group, err = m.groups.New(groupName(slot), cgroupLimits(limits))
+func (m *Maker) givePlace(p place) {
+	m.retireGroup(p.group)
+	m.slots.give(p.slot)
+}
+
+// makeShell climbs the ladder; a failure takes every step back.
+func (m *Maker) makeShell(t *template.Template, owner int, f form, limits template.Limits) (*shell, error) {
+	at, err := m.takePlace(limits)
 	if err != nil {
 		return nil, err
 	}
-	undo.add(func() { m.retireGroup(s.group) })
+	return m.makeShellAt(at, t, owner, f, limits)
+}
+
+// makeShellAt takes over the place, also when it fails.
+func (m *Maker) makeShellAt(at place, t *template.Template, owner int, f form, limits template.Limits) (_ *shell, err error) {
+	var undo undo
+	defer undo.run()
+	undo.add(func() { m.givePlace(at) })
+	s := &shell{slot: at.slot, group: at.group, form: f, limits: limits, done: make(chan struct{}), network: policy.Network{Mode: policy.None}}
 
 	mine, theirs, err := wire.Pair(unix.SOCK_SEQPACKET)
 	if err != nil {
@@ -72,7 +98,7 @@ func (m *Maker) makeShell(t *template.Template, owner int, f form, limits templa
 	}
 	defer mine.Close()
 	s.pid, s.pidfd, err = clone(birth{
-		program: m.host.shell, flags: sandboxNamespaces, userland: true, owner: owner, base: uidBase(slot), socket: theirs, stderr: debugStderr(),
+		program: m.host.shell, flags: sandboxNamespaces, userland: true, owner: owner, base: uidBase(at.slot), socket: theirs, stderr: debugStderr(),
 	})
 	theirs.Close()
 	if err != nil {
@@ -82,6 +108,11 @@ func (m *Maker) makeShell(t *template.Template, owner int, f form, limits templa
 		_ = signal(s.pidfd, unix.SIGKILL)
 		_, _ = waitExit(s.pid, s.pidfd)
 		s.pidfd.Close()
+	})
+	undo.add(func() {
+		if s.disk != nil {
+			s.disk.close()
+		}
 	})
 	if err := m.furnish(s, t, mine); err != nil {
 		return nil, fmt.Errorf("make shell: %w", err)
@@ -110,26 +141,31 @@ func (m *Maker) furnish(s *shell, t *template.Template, socket *os.File) error {
 	if err := p.setArgv(agentName); err != nil {
 		return err
 	}
-	files, err := planTrees(p, t, userns)
-	defer func() { wire.CloseAll(files) }()
-	if err != nil {
-		return err
-	}
-	switch s.form.storage {
-	case sandbox.StorageTmpfs:
-		p.Storage, p.TmpfsBytes, p.Volatile = storageTmpfs, uint64(s.form.disk), 1
-	default:
-		disk, err := m.disks.make(s.form)
-		if err != nil {
+	var mount *os.File
+	switch {
+	case s.form.storage != sandbox.StorageTmpfs:
+		if s.disk, mount, err = m.disks.make(s.form, len(t.Trees)); err != nil {
 			return fmt.Errorf("make disk: %w", err)
 		}
-		files = append(files, disk)
-		if err := setAttr(disk, 0, userns); err != nil {
+		defer mount.Close()
+		if err := setAttr(mount, 0, userns); err != nil {
 			return err
 		}
 		if s.form.storage == sandbox.StorageVolatile {
 			p.Volatile = 1
 		}
+	case s.form.from != nil:
+		return errNoDisk
+	default:
+		p.Storage, p.TmpfsBytes, p.Volatile = storageTmpfs, uint64(s.form.disk), 1
+	}
+	files, err := m.planTrees(p, t, s.below(), userns)
+	defer func() { wire.CloseAll(files) }()
+	if err != nil {
+		return err
+	}
+	if mount != nil {
+		files = append(files, mount)
 	}
 	rest, err := commonTrees()
 	files = append(files, rest...)
@@ -166,25 +202,61 @@ func commonTrees() ([]*os.File, error) {
 	return []*os.File{dev, cove}, nil
 }
 
-// planTrees clones the layers of a template, idmapped to a user namespace when there is one.
-func planTrees(p *plan, t *template.Template, userns *os.File) (files []*os.File, err error) {
-	for i, tree := range t.Trees {
-		p.Tree[i] = planTree{First: p.Layers, Count: uint32(len(tree.Lower))}
-		copy(p.Tree[i].Target[:], tree.Target[1:])
-		for _, dir := range tree.Lower {
-			f, err := cloneTree(dir)
-			if err != nil {
-				return files, err
-			}
-			files = append(files, f)
-			if err := setAttr(f, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV, userns); err != nil {
-				return files, err
-			}
-			p.Layers++
+// below are the frozen layers between the sandbox's own and its template's.
+func (s *shell) below() []*frozenDisk {
+	if s.disk == nil {
+		return nil
+	}
+	return s.disk.below
+}
+
+// planTrees shows frozen disks and the layers of a template, idmapped to a user namespace when there is one. A frozen disk
+// holds a layer of every tree, so all of them lie above the template's directories.
+func (m *Maker) planTrees(p *plan, t *template.Template, below []*frozenDisk, userns *os.File) (files []*os.File, err error) {
+	add := func(f *os.File, err error) error {
+		if err != nil {
+			return err
+		}
+		files = append(files, f)
+		return setAttr(f, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV, userns)
+	}
+	if n := countLayers(t) + len(below); n > maxLayers {
+		return nil, tooDeep(n)
+	}
+	for _, f := range below {
+		if err := add(f.show()); err != nil {
+			return files, err
 		}
 	}
-	p.Trees = uint32(len(t.Trees))
+	images := t.Images()
+	for _, path := range images {
+		if err := add(m.showImage(path)); err != nil {
+			return files, err
+		}
+	}
+	p.Images = uint32(len(files))
+	for i, tree := range t.Trees {
+		lower := tree.Lower[len(images):]
+		p.Tree[i] = planTree{First: uint32(len(files)), Count: uint32(len(lower))}
+		copy(p.Tree[i].Target[:], tree.Target[1:])
+		for _, dir := range lower {
+			if err := add(cloneTree(dir)); err != nil {
+				return files, err
+			}
+		}
+	}
+	p.Layers, p.Trees = uint32(len(files)), uint32(len(t.Trees))
 	return files, nil
+}
+
+// showImage mounts the image of a template, which is open as long as somebody uses it.
+func (m *Maker) showImage(path string) (*os.File, error) {
+	f, err := m.disks.open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.close()
+	return f.show()
 }
 
 // connect attaches the network; the policy at first is none.
@@ -280,6 +352,9 @@ func (m *Maker) retire(s *shell) {
 		defer m.wg.Done()
 		<-s.done
 		s.channel.Close()
+		if s.disk != nil {
+			s.disk.close()
+		}
 		if n := s.takeKernel(); n != nil {
 			n.close()
 		}

@@ -71,6 +71,8 @@ type zygoteMessage struct {
 	RSSKB   int64          `json:"rss_kb"`
 	Seconds float64        `json:"seconds"`
 	Imports map[string]any `json:"imports"`
+	Way     string         `json:"way"`        // "shim", or how it forks without
+	Reason  string         `json:"way_reason"` // why without
 }
 
 type zygoteAnswer struct {
@@ -154,7 +156,7 @@ func (m *Maker) furnishZygote(z *zygote, t *template.Template, owner int, socket
 	if err := p.setArgv(t.Python.Executable, "-I", "/run/cove/kernel/zygote.py"); err != nil {
 		return err
 	}
-	files, err := planTrees(p, t, nil)
+	files, err := m.planTrees(p, t, nil, nil)
 	defer func() { wire.CloseAll(files) }()
 	if err != nil {
 		return err

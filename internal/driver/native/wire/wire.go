@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -20,7 +21,7 @@ import (
 )
 
 // Version of this protocol: a server refuses a maker that speaks another.
-const Version = 1
+const Version = 2
 
 // Op names a request.
 type Op string
@@ -35,6 +36,11 @@ const (
 	OpChange   Op = "change"   // ID, Change
 	OpUsage    Op = "usage"    // ID → Usage
 	OpStop     Op = "stop"     // ID, Cause
+	OpFork     Op = "fork"     // Fork, one descriptor: a socket to the kernel's copy → Cut, then Forked and a channel to each child's agent, in their order
+	OpPause    Op = "pause"    // ID: stop its processes
+	OpResume   Op = "resume"   // ID
+	OpSnapshot Op = "snapshot" // Snapshot → Template
+	OpRemove   Op = "remove"   // Tenant, Template: remove a template that was made by a snapshot
 	OpList     Op = "list"     // After → Instances, a page
 	OpEnded    Op = "ended"    // a stream: every end that was not forgotten, then those to come
 	OpForget   Op = "forget"   // IDs
@@ -55,6 +61,9 @@ type Request struct {
 	Template string        `json:"template,omitempty"` // a name; what it stands for the maker reads for itself
 	Start    *Start        `json:"start,omitempty"`
 	Change   *Change       `json:"change,omitempty"`
+
+	Fork     *sandbox.ForkRequest     `json:"fork,omitempty"`
+	Snapshot *sandbox.SnapshotRequest `json:"snapshot,omitempty"`
 }
 
 // Start is sandbox.StartRequest on the wire; the template travels with Prepare and is named by its digest.
@@ -85,6 +94,7 @@ type Hello struct {
 	Cgroup  int    `json:"cgroup"` // 1 or 2
 	Disk    string `json:"disk"`
 	Network bool   `json:"network"`
+	Freezer bool   `json:"freezer"` // sandboxes can be paused
 }
 
 // Stats counts what the maker holds; a leak test compares them.
@@ -117,7 +127,11 @@ type Response struct {
 	Ended     *sandbox.Ended     `json:"ended,omitempty"`
 	Usage     *sandbox.Usage     `json:"usage,omitempty"`
 	Stats     *Stats             `json:"stats,omitempty"`
-	Token     string             `json:"token,omitempty"` // start, kernel: names the kernel that was forked from a zygote
+	Token     string             `json:"token,omitempty"`  // start, kernel: names the kernel that was forked from a zygote
+	Tokens    []string           `json:"tokens,omitempty"` // fork: of each child's kernel, in their order
+	Cut       bool               `json:"cut,omitempty"`    // fork: files and memory are taken, the parent may go on; another response follows
+	Forked    *sandbox.Forked    `json:"forked,omitempty"`
+	Template  *template.Template `json:"template,omitempty"`
 }
 
 // Fault is an error on the wire.
@@ -188,9 +202,13 @@ func Hold(files []*os.File, f func(fds []int) error) error {
 	return hold(files)
 }
 
+// buffers are used again: a new one for every message kept the garbage collector of maker and server at work.
+var buffers = sync.Pool{New: func() any { return new([MaxMessage]byte) }}
+
 // Receive reads one message and its descriptors; io.EOF when the peer is gone.
 func Receive(c *net.UnixConn, value any) ([]*os.File, error) {
-	buf := make([]byte, MaxMessage)
+	buf := buffers.Get().(*[MaxMessage]byte)[:]
+	defer buffers.Put((*[MaxMessage]byte)(buf))
 	control := make([]byte, unix.CmsgSpace(4*maxFiles))
 	n, cn, flags, _, err := c.ReadMsgUnix(buf, control)
 	if err != nil {

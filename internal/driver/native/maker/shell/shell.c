@@ -14,23 +14,23 @@ typedef long i64;
 #include "syscalls.h"
 
 #define SOCK 3
-#define MAX_LAYERS 24
+#define MAX_LAYERS 40
 #define MAX_TREES 8
 #define MAX_FILTER 1024
-#define MAX_FDS 48
+#define MAX_FDS 64
 
-enum { MODE_SANDBOX = 1, MODE_ZYGOTE = 2 };
+enum { MODE_SANDBOX = 1, MODE_ZYGOTE = 2, MODE_REROOT = 3 };
 enum { STORAGE_GIVEN = 0, STORAGE_TMPFS = 1 };
 
 struct tree {
-	u32 first, count; // layers, uppermost first
+	u32 first, count; // directories, uppermost first
 	char target[248]; // path inside, without the leading slash; empty for the root
 };
 
 struct plan {
 	u32 mode, storage, volatile_, nofile;
 	u32 layers, trees, cgroups, filter_len;
-	u32 uid, gid, argc, pad;
+	u32 uid, gid, argc, images; // images are the first of the layers: each has a layer of every tree
 	u64 bound, tmpfs_bytes;
 	char base[256];
 	char hostname[64];
@@ -123,24 +123,27 @@ static void tree_path(char *at, const struct tree *t)
 	if (t->target[0]) put(put(at, "/"), t->target);
 }
 
+static int single(const struct tree *t) { return plan.mode == MODE_ZYGOTE && t->count + plan.images == 1; }
+
 static void mount_tree(u32 index)
 {
 	static char options[2048];
 	char at[300];
 	const struct tree *t = &plan.tree[index];
 	tree_path(at, t);
-	if (plan.mode == MODE_ZYGOTE && t->count == 1) {
+	if (single(t)) {
 		// An overlay of one layer and nothing above is refused; the layer itself is read-only already.
 		must("move single layer", move(fds[t->first], at));
 		return;
 	}
 	char *o = put(options, "lowerdir=");
-	for (u32 i = 0; i < t->count; i++) {
-		if (i) o = put(o, ":");
-		o = layer_path(o, t->first + i);
-	}
+	for (u32 i = 0; i < plan.images; i++)
+		o = put(put_number(put(layer_path(o, i), "/"), index), "/u:");
+	for (u32 i = 0; i < t->count; i++)
+		o = put(layer_path(o, t->first + i), ":");
+	o--; // after the last there is none
 	u64 flags = MS_NODEV | MS_NOSUID;
-	if (plan.mode == MODE_SANDBOX) {
+	if (plan.mode != MODE_ZYGOTE) {
 		o = put_number(put(o, ",upperdir=s/"), index);
 		o = put_number(put(o, "/u,workdir=s/"), index);
 		o = put(o, "/w");
@@ -155,9 +158,13 @@ static void mount_tree(u32 index)
 static void mount_layers(void)
 {
 	char at[32];
+	for (u32 i = 0; i < plan.images; i++) {
+		layer_path(at, i);
+		must("move image", move(fds[i], at));
+	}
 	for (u32 i = 0; i < plan.trees; i++) {
 		const struct tree *t = &plan.tree[i];
-		if (plan.mode == MODE_ZYGOTE && t->count == 1) continue;
+		if (single(t)) continue;
 		for (u32 k = 0; k < t->count; k++) {
 			layer_path(at, t->first + k);
 			must("move layer", move(fds[t->first + k], at));
@@ -211,6 +218,13 @@ static void mount_proc(void)
 	must("freeze proc/sys", mount(0, "r/proc/sys", 0, MS_BIND | MS_REMOUNT | MS_RDONLY | flags, 0));
 }
 
+static void bind_names(void)
+{
+	// Names are asked of the maker's resolver, whatever the template or image says; some have no such file.
+	i64 named = mount("r/run/cove/resolv.conf", "r/etc/resolv.conf", 0, MS_BIND, 0);
+	if (named < 0 && named != -ENOENT) die("bind resolv.conf", named);
+}
+
 static void mount_rest(int dev, int cove)
 {
 	if (plan.mode == MODE_SANDBOX) {
@@ -227,9 +241,7 @@ static void mount_rest(int dev, int cove)
 	must("move cove", move(cove, "c"));
 	must("mount cove", mount("overlay", "r/run/cove", "overlay", MS_RDONLY | MS_NOSUID | MS_NODEV, "lowerdir=c:e"));
 	mount_proc();
-	// Names are asked of the maker's resolver, whatever the template or image says; some have no such file.
-	i64 named = mount("r/run/cove/resolv.conf", "r/etc/resolv.conf", 0, MS_BIND, 0);
-	if (named < 0 && named != -ENOENT) die("bind resolv.conf", named);
+	bind_names();
 	if (plan.mode == MODE_ZYGOTE)
 		must("mount tmp", mount("tmpfs", "r/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=64m"));
 }
@@ -240,6 +252,39 @@ static void enter_root(void)
 	must("pivot", sys2(NR_pivot_root, (i64)".", (i64)"."));
 	must("leave old root", sys2(NR_umount2, (i64)".", MNT_DETACH));
 	must("chdir /", sys1(NR_chdir, (i64)"/"));
+}
+
+static void become(u32 uid, u32 gid);
+
+static void keep(const char *from, const char *to)
+{
+	must("keep a mount", sys5(NR_move_mount, AT_FDCWD, (i64)from, AT_FDCWD, (i64)to, 0));
+}
+
+// reroot gives a sandbox that nobody lives in yet another file tree: the same layers below another disk. Whoever is in it,
+// its agent and a kernel that waits, has the new root when this is done. /sys is empty in every sandbox: the old one's is
+// where the new tree is put together.
+static void reroot(int state, int sandbox)
+{
+	char at[32];
+	must("enter sandbox", sys2(NR_setns, sandbox, CLONE_NEWUSER | CLONE_NEWNS));
+	become(0, 0);
+	must("mount workplace", mount("tmpfs", "/sys", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0700,size=256k"));
+	must("chdir workplace", sys1(NR_chdir, (i64)"/sys"));
+	make_dir("l", 0755); make_dir("s", 0755); make_dir("r", 0755);
+	for (u32 i = 0; i < plan.layers; i++) {
+		layer_path(at, i);
+		must("make place for a layer", make_dir(at, 0755));
+	}
+	mount_layers();
+	must("move state", move(state, "s"));
+	for (u32 i = 0; i < plan.trees; i++) mount_tree(i);
+	keep("/dev", "r/dev");
+	keep("/proc", "r/proc");
+	keep("/run/cove", "r/run/cove");
+	bind_names();
+	enter_root();
+	sys1(NR_exit_group, 0);
 }
 
 // ---- identity and limits
@@ -319,6 +364,10 @@ void run(void)
 	sock = (int)must("keep socket", sys3(NR_fcntl, SOCK, F_DUPFD_CLOEXEC, 64));
 	int count = receive();
 	int at = (int)plan.layers;
+	if (plan.mode == MODE_REROOT) {
+		if (at + 2 != count) die("plan with other descriptors", -EINVAL);
+		reroot(fds[at], fds[at + 1]);
+	}
 	int state = plan.mode == MODE_SANDBOX && plan.storage == STORAGE_GIVEN ? fds[at++] : -1;
 	int dev = fds[at++], cove = fds[at++];
 	int program = plan.mode == MODE_SANDBOX ? fds[at++] : -1;

@@ -1,0 +1,234 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/fault"
+)
+
+// MaxForks is how many copies one fork makes at most.
+const MaxForks = 100
+
+// How long a fork that waits for its kernel may take.
+const (
+	defaultForkWait = 30 * time.Second
+	maxForkWait     = time.Hour
+)
+
+// ForkSpec asks for copies of a running sandbox. They have its template, limits, network policy, storage, idle timeout
+// and what belongs to it; everything else is said here.
+type ForkSpec struct {
+	Count      int           // 1 to MaxForks
+	Kernel     string        // whose memory is copied; empty: the default kernel
+	Refuse     bool          // a kernel that runs a cell is fault.Conflict at once, not waited for
+	Wait       time.Duration // how long the fork may take when a busy kernel is waited for; zero: 30 s
+	Lifetime   time.Duration // zero: the server's default; negative: none, where allowed
+	Metadata   map[string]string
+	Env        map[string]string
+	InheritEnv bool // what the parent was given at its create too, below Env
+}
+
+// ForkResult is what a fork made and did.
+type ForkResult struct {
+	Sandboxes []Sandbox
+	Forked
+}
+
+func (s ForkSpec) validate() error {
+	switch {
+	case s.Count < 1 || s.Count > MaxForks:
+		return fault.New(fault.Invalid, "a fork makes 1 to %d sandboxes, not %d", MaxForks, s.Count)
+	case s.Wait < 0 || s.Wait > maxForkWait:
+		return fault.New(fault.Invalid, "a fork waits for at most %v, not %v", maxForkWait, s.Wait)
+	}
+	return firstError(checkKernel(cmp.Or(s.Kernel, agentapi.DefaultKernel)), checkMetadata(s.Metadata), checkEnv(s.Env))
+}
+
+// Fork copies a running sandbox, its files and the memory of one kernel, and returns when every copy can be used. It
+// makes all copies or none; a caller who leaves before that leaves nothing behind.
+func (m *Manager) Fork(ctx context.Context, p auth.Principal, id string, spec ForkSpec) (ForkResult, error) {
+	begun := time.Now()
+	if err := spec.validate(); err != nil {
+		return ForkResult{}, err
+	}
+	lifetime, err := m.cfg.lifetime(spec.Lifetime)
+	if err != nil {
+		return ForkResult{}, err
+	}
+	parent, leave, err := m.enterUsable(ctx, p, id)
+	if err != nil {
+		return ForkResult{}, err
+	}
+	defer leave()
+	if caps := m.driver.Caps(); !caps.Fork {
+		return ForkResult{}, fault.New(fault.Unsupported, "the %s driver cannot fork sandboxes", caps.Name)
+	}
+	if !parent.touchFor(1) { // a paused one is not resumed for this: somebody wanted it to stand still
+		return ForkResult{}, goneError(parent.snapshot())
+	}
+	defer m.release(parent)
+	defer parent.forked()
+	children, err := m.claimForks(parent.snapshot(), spec)
+	if err != nil {
+		return ForkResult{}, err
+	}
+	spec.Lifetime = lifetime
+	forked, err := m.fork(ctx, parent, children, spec)
+	m.observer.Forked(parent.snapshot(), spec.Count, time.Since(begun), forked.Stall, err)
+	if err != nil {
+		return ForkResult{}, err
+	}
+	result := ForkResult{Forked: forked}
+	for _, e := range children {
+		sb := e.snapshot()
+		m.observer.Created(sb, time.Since(begun), nil)
+		result.Sandboxes = append(result.Sandboxes, sb)
+	}
+	return result, nil
+}
+
+// claimForks enters the children of a fork into memory, all or none. They have no deadline yet: their lives begin when the
+// kernel's turn has come, which may be long after this.
+func (m *Manager) claimForks(parent Sandbox, spec ForkSpec) ([]*entry, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.admit(parent.Tenant, spec.Count); err != nil {
+		return nil, err
+	}
+	children := make([]*entry, spec.Count)
+	for i := range children {
+		children[i] = m.enlist(Sandbox{
+			Tenant: parent.Tenant, Template: parent.Template, TemplateDigest: parent.TemplateDigest, State: StateStarting,
+			ForkedFrom: parent.ID, IdleTimeout: parent.IdleTimeout, IdleAction: parent.IdleAction, AutoResume: parent.AutoResume,
+			Limits: parent.Limits, Network: parent.Network, Storage: parent.Storage, Metadata: maps.Clone(spec.Metadata),
+		}, -1, "", "")
+	}
+	return children, nil
+}
+
+// fork makes the claimed children run, or records why they do not. Until it returns nobody else asks the driver to stop
+// one of them; who wants the end of one ends the whole fork.
+func (m *Manager) fork(ctx context.Context, parent *entry, children []*entry, spec ForkSpec) (Forked, error) {
+	forkCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(m.life, cancel)()
+	for _, e := range children {
+		defer close(e.started)
+		e.mu.Lock()
+		e.cancel = cancel
+		e.mu.Unlock()
+	}
+	free, err := m.forks.take(forkCtx, parent.tenant)
+	if err != nil {
+		return Forked{}, m.unfork(ctx, nil, children, err)
+	}
+	defer free()
+	for i, e := range children { // rows first, as for a create
+		if err := m.insert(ctx, e); err != nil {
+			return Forked{}, m.unfork(ctx, children[:i], children[i:], fmt.Errorf("record sandbox %s: %w", e.id, err))
+		}
+	}
+	forked, err := m.forkWithin(forkCtx, parent, children, spec)
+	if err == nil {
+		err = m.beginForks(forkCtx, parent, children, spec.Lifetime)
+	}
+	if err != nil {
+		return Forked{}, m.unfork(ctx, children, nil, err)
+	}
+	for _, e := range children {
+		m.clock.update(e)
+	}
+	return forked, nil
+}
+
+// forkWithin bounds the driver, as startWithin does.
+func (m *Manager) forkWithin(ctx context.Context, parent *entry, children []*entry, spec ForkSpec) (Forked, error) {
+	limit := m.cfg.StartTimeout
+	late := fault.New(fault.Unavailable, "sandbox %s was not forked within %v; the host may be overloaded, try again", parent.id, limit)
+	if !spec.Refuse {
+		limit = cmp.Or(spec.Wait, defaultForkWait)
+		late = fault.New(fault.Timeout, "sandbox %s was not forked within %v: its kernel is busy or the host is; wait longer, or interrupt the kernel", parent.id, limit)
+	}
+	req := ForkRequest{Parent: parent.id, Kernel: spec.Kernel, Refuse: spec.Refuse}
+	for _, e := range children {
+		sb := e.snapshot()
+		child := ForkChild{ID: e.id, Limits: sb.Limits, Network: sb.Network, Env: maps.Clone(spec.Env), InheritEnv: spec.InheritEnv}
+		if spec.Lifetime > 0 { // at the latest, should nobody be there any more to say when
+			child.Deadline = deadlineOf(now(), limit+spec.Lifetime)
+		}
+		req.Children = append(req.Children, child)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, late)
+	defer cancel()
+	forked, err := m.driver.Fork(ctx, req)
+	if err == nil {
+		return forked, nil
+	}
+	if errors.Is(context.Cause(ctx), late) {
+		return Forked{}, fault.Wrap(fault.KindOf(late), err, "%s", fault.Message(late))
+	}
+	return Forked{}, m.whyGone(ctx, parent, fmt.Errorf("fork sandbox %s: %w", parent.id, err))
+}
+
+// beginForks makes the children running sandboxes and records them, and what became of the parent.
+func (m *Manager) beginForks(ctx context.Context, parent *entry, children []*entry, lifetime time.Duration) error {
+	if ctx.Err() != nil {
+		return waitError(ctx, "sandbox "+parent.id+" to be forked")
+	}
+	ids, deadline := make([]string, len(children)), deadlineOf(now(), lifetime)
+	for i, e := range children {
+		ids[i] = e.id
+		if !deadline.IsZero() {
+			if err := m.driver.Change(ctx, e.id, Change{Deadline: &deadline}); err != nil {
+				return fmt.Errorf("set deadline of sandbox %s: %w", e.id, err)
+			}
+		}
+		e.mu.Lock()
+		e.sb.Deadline = deadline
+		e.mu.Unlock()
+		if !e.begin() {
+			return goneError(e.snapshot())
+		}
+		err := m.save(ctx, e, LifecycleEvent{Type: LifecycleForked, Message: parent.id}, LifecycleEvent{Type: LifecycleStarted})
+		if fault.Is(err, fault.Conflict) { // it ended before this row was written
+			return goneError(e.snapshot())
+		}
+		if err != nil {
+			return fmt.Errorf("record start of sandbox %s: %w", e.id, err)
+		}
+	}
+	// Conflict: the parent has ended since, which its children survive.
+	err := m.save(ctx, parent, LifecycleEvent{Type: LifecycleForked, Message: strings.Join(ids, ", ")})
+	if err != nil && !fault.Is(err, fault.Conflict) {
+		return fmt.Errorf("record fork of sandbox %s: %w", parent.id, err)
+	}
+	return nil
+}
+
+// unfork ends the children of a fork that came to nothing: those that have a row, and those that never had one.
+func (m *Manager) unfork(ctx context.Context, recorded, unrecorded []*entry, err error) error {
+	for _, e := range unrecorded {
+		_ = m.unmake(ctx, e, err) // hands err back
+	}
+	result, interrupted := err, error(nil)
+	for _, e := range recorded {
+		why := m.abandon(ctx, e, err)
+		if fault.Is(why, fault.Gone) && !fault.Is(err, fault.Gone) {
+			interrupted = fault.Wrap(fault.Conflict, why, "the fork was given up, because a copy was ended while it was made: %s", fault.Message(why))
+		} else {
+			result = why
+		}
+	}
+	if interrupted != nil && ctx.Err() == nil {
+		return interrupted
+	}
+	return result
+}
