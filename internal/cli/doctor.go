@@ -2,7 +2,6 @@ package cli
 
 import (
 	"fmt"
-	"io"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -24,7 +23,7 @@ func (a *invocation) doctor() *cobra.Command {
 				return err
 			}
 			findings := app.Doctor(c.Context(), cfg)
-			if err := a.print(findings, func(w io.Writer) { report(w, findings) }); err != nil {
+			if err := a.print(findings, func(t *table) { report(t, findings) }); err != nil {
 				return err
 			}
 			for _, f := range findings {
@@ -37,24 +36,26 @@ func (a *invocation) doctor() *cobra.Command {
 	}
 }
 
-var marks = map[string]string{"ok": "ok", "note": "note", "warn": "WARN", app.LevelRefuse: "REFUSED"}
+var marks = map[string]cell{"ok": {"ok", green}, "note": {"note", cyan}, "warn": {"WARN", yellow}, app.LevelRefuse: {"REFUSED", red}}
 
-func report(w io.Writer, findings []app.Finding) {
+func report(t *table, findings []app.Finding) {
 	refused := 0
 	for _, f := range findings {
 		if f.Level == app.LevelRefuse {
 			refused++
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\n", marks[f.Level], f.Name, f.Detail)
+		t.row(marks[f.Level], f.Name, f.Detail)
 		if f.Remedy != "" && f.Level != "ok" {
-			fmt.Fprintf(w, "\t\t→ %s\n", f.Remedy)
+			t.row("", "", "→ "+f.Remedy)
 		}
 	}
 	if refused > 0 {
-		fmt.Fprintf(w, "\nThis host is not safe to serve from: %d refused.\n", refused)
+		t.row("")
+		t.row(fmt.Sprintf("This host is not safe to serve from: %d refused.", refused))
 		return
 	}
-	fmt.Fprintf(w, "\nThis host can run sandboxes.\n")
+	t.row("")
+	t.row("This host can run sandboxes.")
 }
 
 type versionInfo struct {
@@ -82,8 +83,8 @@ func (a *invocation) version() *cobra.Command {
 			if v.Version == "" {
 				v.Version = "(devel)"
 			}
-			return a.print(v, func(w io.Writer) {
-				fmt.Fprintln(w, strings.Join(strings.Fields("cove "+v.Version+" "+v.Revision+" "+v.Go+" "+v.Platform), " "))
+			return a.print(v, func(t *table) {
+				t.row(strings.Join(strings.Fields("cove "+v.Version+" "+v.Revision+" "+v.Go+" "+v.Platform), " "))
 			})
 		},
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/signal"
 	"strings"
@@ -19,6 +20,7 @@ import (
 
 type execFlags struct {
 	stdin, tty bool
+	detach     bool
 	user, cwd  string
 	env        []string
 	timeout    time.Duration
@@ -32,13 +34,15 @@ func (a *invocation) exec() *cobra.Command {
 		DisableFlagsInUseLine: true, // they come first: after the id everything is the command's
 		Short:                 "Run a command in a sandbox",
 		Long: "Run a command in a living sandbox; its output is shown as it comes and its exit code is ours, 124 after a timeout.\n" +
-			"With -i standard input is passed on, with -t the command gets a terminal.",
-		Example: "  cove exec sb1 -- ls -l /\n  cove exec -it sb1 bash",
-		Args:    minArgs(2, "a sandbox and a command"),
+			"With -i standard input is passed on, with -t the command gets a terminal. With -d it is left running and its id is\n" +
+			"printed: `cove logs -f` shows what it writes, `cove shell --attach` joins it.",
+		Example:           "  cove exec sbabc -- ls -l /\n  cove exec -it sbabc bash\n  cove exec -d sbabc -- python3 -m http.server",
+		Args:              minArgs(2, "a sandbox and a command"),
+		ValidArgsFunction: a.completeIDs(1, "running"),
 		RunE: func(c *cobra.Command, args []string) error {
-			env, err := environment(f.env)
+			env, err := pairs("--env", f.env)
 			if err != nil {
-				return usageError{err}
+				return err
 			}
 			command := args[1:]
 			if command[0] == "--" { // after the id it still means that what follows is the command
@@ -50,15 +54,20 @@ func (a *invocation) exec() *cobra.Command {
 			if strings.HasPrefix(args[1], "-") && args[1] != "--" {
 				return usageError{fmt.Errorf("%s comes before the sandbox: cove exec %[1]s %s …", args[1], args[0])}
 			}
+			if f.detach && (f.stdin || f.tty) {
+				return usageError{errors.New("-d leaves the command alone: it has no use for -i and -t")}
+			}
 			req := client.ExecRequest{Argv: command, Env: env, Cwd: f.cwd, User: f.user, TimeoutSeconds: f.timeout.Seconds()}
-			cl, err := a.connect(c.Context())
-			if err != nil {
+			_, sb, err := a.target(c.Context(), args[0])
+			switch {
+			case err != nil:
 				return err
+			case f.detach:
+				return a.execDetached(c.Context(), sb, req)
+			case a.json:
+				return a.execCollected(c.Context(), sb, f, req)
 			}
-			if a.json {
-				return a.execCollected(c.Context(), cl.Sandbox(args[0]), f, req)
-			}
-			return a.execLive(c.Context(), cl.Sandbox(args[0]), f, req)
+			return a.execLive(c.Context(), sb, f, req)
 		},
 	}
 	// Flags after the command are the command's own.
@@ -66,11 +75,30 @@ func (a *invocation) exec() *cobra.Command {
 	fs := c.Flags()
 	fs.BoolVarP(&f.stdin, "stdin", "i", false, "pass standard input on")
 	fs.BoolVarP(&f.tty, "tty", "t", false, "give the command a terminal")
+	fs.BoolVarP(&f.detach, "detach", "d", false, "leave the command running and print its id")
 	fs.StringVarP(&f.user, "user", "u", "", "`name` or uid to run as")
 	fs.StringVarP(&f.cwd, "cwd", "w", "", "working `directory`")
 	fs.StringArrayVarP(&f.env, "env", "e", nil, "`NAME=VALUE` for the command; may be repeated")
 	fs.DurationVar(&f.timeout, "timeout", 0, "kill the command after this long, such as 30s")
+	for _, name := range []string{"user", "cwd", "env", "timeout"} {
+		completeFlag(c, name, cobra.NoFileCompletions)
+	}
 	return c
+}
+
+// execDetached starts a command that outlives us.
+func (a *invocation) execDetached(ctx context.Context, sb *client.Sandbox, req client.ExecRequest) error {
+	req.OnDisconnect = "survive"
+	for e, err := range sb.ExecStream(ctx, req) {
+		if err != nil {
+			return err
+		}
+		if e.Type == client.EventStarted {
+			p := client.Process{ID: e.ID, PID: e.PID, Argv: req.Argv, Cwd: req.Cwd, User: req.User}
+			return a.print(p, func(t *table) { t.row(p.ID) })
+		}
+	}
+	return nil
 }
 
 func (a *invocation) execCollected(ctx context.Context, sb *client.Sandbox, f execFlags, req client.ExecRequest) error {
@@ -96,18 +124,12 @@ func (a *invocation) execCollected(ctx context.Context, sb *client.Sandbox, f ex
 
 func (a *invocation) execLive(ctx context.Context, sb *client.Sandbox, f execFlags, req client.ExecRequest) error {
 	if f.tty {
-		restore, size, err := a.rawTerminal()
+		restore, size, err := a.rawTerminal("leave out -t")
 		if err != nil {
 			return err
 		}
 		defer restore()
-		req.PTY = &size
-		if req.Env == nil {
-			req.Env = map[string]string{}
-		}
-		if kind := os.Getenv("TERM"); kind != "" && req.Env["TERM"] == "" {
-			req.Env["TERM"] = kind
-		}
+		withTerminal(&req, size)
 	}
 	session, err := sb.Start(ctx, req)
 	if err != nil {
@@ -117,7 +139,7 @@ func (a *invocation) execLive(ctx context.Context, sb *client.Sandbox, f execFla
 	_, release := onInterrupt(ctx, func(context.Context) { _ = session.Signal("SIGINT") })
 	defer release()
 	if f.tty {
-		defer followSize(session)()
+		defer a.followSize(session)()
 	}
 	if !f.stdin && !f.tty {
 		if err := session.CloseStdin(); err != nil {
@@ -133,13 +155,22 @@ func (a *invocation) execLive(ctx context.Context, sb *client.Sandbox, f execFla
 	return a.show(session.Events())
 }
 
-func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
+// withTerminal gives a command a terminal like ours.
+func withTerminal(req *client.ExecRequest, size client.PTYSize) {
+	req.PTY = &size
+	env := map[string]string{}
+	if kind := os.Getenv("TERM"); kind != "" {
+		env["TERM"] = kind
+	}
+	maps.Copy(env, req.Env)
+	req.Env = env
+}
 
-// rawTerminal hands the keyboard to the command.
-func (a *invocation) rawTerminal() (restore func(), size client.PTYSize, err error) {
-	f, ok := a.In.(*os.File)
-	if !ok || !isTerminal(f) {
-		return nil, size, usageError{errors.New("standard input is not a terminal; leave out -t")}
+// rawTerminal hands the keyboard to the command; without one, instead is what to do.
+func (a *invocation) rawTerminal(instead string) (restore func(), size client.PTYSize, err error) {
+	f, ok := terminal(a.In)
+	if !ok {
+		return nil, size, usageError{errors.New("standard input is not a terminal; " + instead)}
 	}
 	size = terminalSize(f)
 	state, err := term.MakeRaw(int(f.Fd()))
@@ -158,14 +189,18 @@ func terminalSize(f *os.File) client.PTYSize {
 }
 
 // followSize tells the command when the terminal changes its size.
-func followSize(session *client.Session) (stop func()) {
+func (a *invocation) followSize(session *client.Session) (stop func()) {
+	f, ok := terminal(a.In)
+	if !ok {
+		return func() {}
+	}
 	changes := make(chan os.Signal, 1)
 	signal.Notify(changes, unix.SIGWINCH)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		for range changes {
-			_ = session.Resize(terminalSize(os.Stdin))
+			_ = session.Resize(terminalSize(f))
 		}
 	}()
 	return func() {

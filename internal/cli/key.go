@@ -2,7 +2,6 @@ package cli
 
 import (
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -11,15 +10,7 @@ import (
 )
 
 func (a *invocation) key() *cobra.Command {
-	c := &cobra.Command{Use: "key", Short: "Make, list and revoke API keys"}
-	c.RunE = func(c *cobra.Command, args []string) error {
-		if len(args) > 0 {
-			return usageError{fmt.Errorf("unknown command %q for %q; see `cove key --help`", args[0], "cove key")}
-		}
-		return c.Help()
-	}
-	c.AddCommand(a.keyCreate(), a.keyList(), a.keyRevoke())
-	return c
+	return family("key", "Make, list and revoke API keys", a.keyCreate(), a.keyList(), a.keyRevoke())
 }
 
 func (a *invocation) keyCreate() *cobra.Command {
@@ -35,8 +26,8 @@ func (a *invocation) keyCreate() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(k, func(w io.Writer) {
-				fmt.Fprintln(w, k.Secret)
+			return a.print(k, func(t *table) {
+				t.row(k.Secret)
 				fmt.Fprintf(a.Err, "key %s of tenant %s; it is not shown again\n", k.ID, k.Tenant)
 			})
 		},
@@ -50,6 +41,7 @@ func (a *invocation) keyCreate() *cobra.Command {
 
 func (a *invocation) keyList() *cobra.Command {
 	var tenant string
+	var quiet bool
 	c := &cobra.Command{
 		Use: "list", Short: "List API keys", Args: exactArgs(0, "no arguments"),
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -61,24 +53,31 @@ func (a *invocation) keyList() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(keys, func(w io.Writer) { keyTable(w, keys, time.Now()) })
+			return a.print(keys, func(t *table) { keyTable(t, keys, quiet, time.Now()) })
 		},
 	}
+	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "print ids only")
 	c.Flags().StringVar(&tenant, "tenant", "", "another `tenant`")
 	return c
 }
 
-func keyTable(w io.Writer, keys []client.Key, now time.Time) {
-	fmt.Fprintln(w, "ID\tKEY\tNAME\tTENANT\tADMIN\tAGE\tSTATE")
+func keyTable(t *table, keys []client.Key, quiet bool, now time.Time) {
+	if !quiet {
+		t.head("ID", "KEY", "NAME", "TENANT", "ADMIN", "CREATED", "LAST USED", "STATE")
+	}
 	for _, k := range keys {
-		state, admin := "valid", "no"
+		if quiet {
+			t.row(k.ID)
+			continue
+		}
+		state, admin := cell{"valid", green}, "no"
 		if !k.RevokedAt.IsZero() {
-			state = "revoked"
+			state = cell{"revoked", dim}
 		}
 		if k.Admin {
 			admin = "yes"
 		}
-		fmt.Fprintf(w, "%s\t%s…\t%s\t%s\t%s\t%s\t%s\n", k.ID, k.Prefix, k.Name, k.Tenant, admin, short(now.Sub(k.CreatedAt)), state)
+		t.row(k.ID, k.Prefix+"…", k.Name, k.Tenant, admin, ago(k.CreatedAt, now), ago(k.LastUsed, now), state)
 	}
 }
 
@@ -94,7 +93,7 @@ func (a *invocation) keyRevoke() *cobra.Command {
 			if err := cl.RevokeKey(c.Context(), tenant, args[0]); err != nil {
 				return err
 			}
-			return a.print(map[string]string{"revoked": args[0]}, func(w io.Writer) { fmt.Fprintln(w, args[0]) })
+			return a.print(map[string]string{"revoked": args[0]}, func(t *table) { t.row(args[0]) })
 		},
 	}
 	c.Flags().StringVar(&tenant, "tenant", "", "another `tenant`")

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -12,23 +11,28 @@ import (
 	"github.com/covehq/cove/client"
 )
 
-var livingStates = []string{"starting", "running", "stopping"}
-
 func (a *invocation) ps() *cobra.Command {
-	var all bool
+	var all, quiet bool
+	var metadata []string
 	c := &cobra.Command{
 		Use:   "ps",
 		Short: "List sandboxes",
-		Long:  "List your living sandboxes, newest first: what they started from, and when they will end. With --all also those that\nhave ended, and why.",
-		Args:  exactArgs(0, "no arguments"),
+		Long: "List your living sandboxes, newest first: what they started from, and when they will end. With --all also those that\n" +
+			"have ended, and why.",
+		Example: "  cove ps\n  cove ps -q -m team=search | xargs cove kill",
+		Args:    exactArgs(0, "no arguments"),
 		RunE: func(c *cobra.Command, _ []string) error {
+			req := client.ListRequest{States: living}
+			if all {
+				req.States = nil
+			}
+			var err error
+			if req.Metadata, err = pairs("--metadata", metadata); err != nil {
+				return err
+			}
 			cl, err := a.connect(c.Context())
 			if err != nil {
 				return err
-			}
-			req := client.ListRequest{States: livingStates}
-			if all {
-				req.States = nil
 			}
 			list := []client.SandboxInfo{}
 			for sb, err := range cl.List(c.Context(), req) {
@@ -37,61 +41,63 @@ func (a *invocation) ps() *cobra.Command {
 				}
 				list = append(list, sb)
 			}
-			if len(list) == 0 && !a.json {
+			if len(list) == 0 && !a.json && !quiet {
 				fmt.Fprintln(a.Err, none[all])
 				return nil
 			}
-			return a.print(list, func(w io.Writer) { psTable(w, list, time.Now()) })
+			return a.print(list, func(t *table) { psTable(t, list, quiet, time.Now()) })
 		},
 	}
-	c.Flags().BoolVarP(&all, "all", "a", false, "include those that have ended")
+	f := c.Flags()
+	f.BoolVarP(&all, "all", "a", false, "include those that have ended")
+	f.BoolVarP(&quiet, "quiet", "q", false, "print ids only")
+	f.StringArrayVarP(&metadata, "metadata", "m", nil, "only those with this metadata, `NAME=VALUE`; may be repeated")
 	return c
 }
 
 // none is what ps says when it has nothing to list, by whether it looked at all of them.
-var none = map[bool]string{false: "no sandbox is living; `cove ps --all` lists those that have ended", true: "no sandboxes"}
+var none = map[bool]string{
+	false: "no sandbox is living; `cove create` makes one, `cove ps --all` lists those that have ended",
+	true:  "no sandboxes; `cove create` makes one",
+}
 
-func psTable(w io.Writer, list []client.SandboxInfo, now time.Time) {
-	fmt.Fprintln(w, "ID\tTEMPLATE\tSTATE\tAGE\tKEY\tENDS")
+func psTable(t *table, list []client.SandboxInfo, quiet bool, now time.Time) {
+	if !quiet {
+		t.head("ID", "TEMPLATE", "STATE", "CREATED", "KEY", "ENDS")
+	}
 	for _, sb := range list {
-		ends := "never"
-		switch {
-		case sb.State == "ended":
-			ends = sb.Cause
-			if sb.Message != "" {
-				ends += ": " + sb.Message
-			}
-		case !sb.Deadline.IsZero():
-			ends = "in " + short(sb.Deadline.Sub(now))
+		if quiet {
+			t.row(sb.ID)
+			continue
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", sb.ID, sb.Template, sb.State, short(now.Sub(sb.CreatedAt)), cmp.Or(sb.Key, "-"), ends)
+		t.row(sb.ID, sb.Template, stateCell(sb.State), ago(sb.CreatedAt, now), cmp.Or(sb.Key, "-"), ends(&sb, now))
 	}
 }
 
-// short is a duration as people say it.
-func short(d time.Duration) string {
-	d = max(d, 0)
+// ends is when a sandbox will end, or why it has.
+func ends(sb *client.SandboxInfo, now time.Time) string {
 	switch {
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < time.Hour:
-		return fmt.Sprintf("%dm%02ds", int(d.Minutes()), int(d.Seconds())%60)
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh%02dm", int(d.Hours()), int(d.Minutes())%60)
+	case sb.State == "ended" && sb.Message != "":
+		return sb.Cause + ": " + sb.Message
+	case sb.State == "ended":
+		return sb.Cause
+	case sb.Deadline.IsZero():
+		return "never"
 	}
-	return fmt.Sprintf("%dd", int(d.Hours())/24)
+	return "in " + short(sb.Deadline.Sub(now))
 }
 
 func (a *invocation) kill() *cobra.Command {
 	var all bool
 	c := &cobra.Command{
-		Use:     "kill ID... | --all",
-		Short:   "End sandboxes",
-		Long:    "End sandboxes with everything that runs in them, and print the ids of those that ended. Their files are gone.",
-		Example: "  cove kill sb1 sb2\n  cove kill --all",
-		Args:    cobra.ArbitraryArgs,
-		RunE: func(c *cobra.Command, ids []string) error {
-			if all == (len(ids) > 0) {
+		Use:               "kill ID... | --all",
+		Short:             "End sandboxes",
+		Long:              "End sandboxes with everything that runs in them, and print the ids of those that ended. Their files are gone.",
+		Example:           "  cove kill sbabc sbdef\n  cove kill --all",
+		Args:              cobra.ArbitraryArgs,
+		ValidArgsFunction: a.completeIDs(0, living...),
+		RunE: func(c *cobra.Command, names []string) error {
+			if all == (len(names) > 0) {
 				return usageError{errors.New("want the sandboxes to end, or --all; see `cove ps`")}
 			}
 			cl, err := a.connect(c.Context())
@@ -99,28 +105,17 @@ func (a *invocation) kill() *cobra.Command {
 				return err
 			}
 			if all {
-				for sb, err := range cl.List(c.Context(), client.ListRequest{States: livingStates}) {
+				for sb, err := range cl.List(c.Context(), client.ListRequest{States: living}) {
 					if err != nil {
 						return err
 					}
-					ids = append(ids, sb.ID)
+					names = append(names, sb.ID)
 				}
 			}
-			killed := []client.SandboxInfo{}
-			var failed error
-			for _, id := range ids {
-				sb := cl.Sandbox(id)
-				if err := sb.Kill(c.Context()); err != nil {
-					failed = errors.Join(failed, fmt.Errorf("%s: %w", id, err))
-					continue
-				}
-				killed = append(killed, sb.SandboxInfo)
-			}
-			return errors.Join(failed, a.print(killed, func(w io.Writer) {
-				for _, sb := range killed {
-					fmt.Fprintln(w, sb.ID)
-				}
-			}))
+			return a.each(c.Context(), cl, names, func(sb *client.Sandbox) error {
+				defer a.working(still("ending %s", sb.ID))()
+				return sb.Kill(c.Context())
+			})
 		},
 	}
 	c.Flags().BoolVar(&all, "all", false, "end all of yours")

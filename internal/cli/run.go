@@ -15,52 +15,82 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/covehq/cove/client"
-	"github.com/covehq/cove/internal/config"
 )
 
-// runFlags are what `cove run` was told.
-type runFlags struct {
-	code     string
-	template string
-	timeout  time.Duration
-	memory   string
-	cpus     float64
-	net      string
-	env      []string
-	keep     time.Duration
+// ephemeral is a sandbox that is made for one command.
+type ephemeral struct {
+	sandboxFlags
+	keep time.Duration
+}
+
+func (e *ephemeral) register(a *invocation, c *cobra.Command) {
+	e.sandboxFlags.register(a, c)
+	c.Flags().DurationVar(&e.keep, "keep", 0, "leave the sandbox alive this `long`, such as 1h, and print its id on standard error")
+	completeFlag(c, "keep", cobra.NoFileCompletions)
+}
+
+// request asks for a sandbox that ends by itself when this command was killed before it could end it: unused is how
+// long nobody may use it.
+func (e *ephemeral) request(command string, unused time.Duration) (client.CreateRequest, error) {
+	req, err := e.sandboxFlags.request()
+	if err != nil {
+		return req, err
+	}
+	if e.keep < 0 {
+		return req, usageError{fmt.Errorf("--keep %v is negative", e.keep)}
+	}
+	if req.Metadata == nil {
+		req.Metadata = map[string]string{}
+	}
+	req.Metadata["cove."+command] = "true"
+	req.TimeoutSeconds, req.IdleTimeoutSeconds = longest.Seconds(), unused.Seconds()
+	if e.keep > 0 {
+		req.TimeoutSeconds, req.IdleTimeoutSeconds = e.keep.Seconds(), 0
+	}
+	return req, nil
 }
 
 func (a *invocation) run() *cobra.Command {
-	var f runFlags
+	var e ephemeral
+	var code string
+	var timeout time.Duration
 	c := &cobra.Command{
 		Use:   "run [FILE | -]",
 		Short: "Run Python code in a fresh sandbox",
 		Long: "Run Python code in a sandbox that exists for this run only: from a file, from -c or from standard input.\n" +
 			"Output is shown as it comes, then the value of the last expression. Without a running server one is started for\n" +
 			"the duration. The exit code is 0, that of sys.exit, 1 after an exception and 124 after a timeout; Ctrl-C interrupts.",
-		Example: "  cove run script.py\n  cove run --keep 1h -c 'x = 1'\n  cove run -c 'print(1 + 1)' --net none --timeout 10s\n  echo 'print(2)' | cove run",
-		Args:    cobra.ArbitraryArgs,
+		Example:           "  cove run script.py\n  cove run --keep 1h -c 'x = 1'\n  cove run -c 'print(1 + 1)' --net none --timeout 10s\n  echo 'print(2)' | cove run",
+		Args:              cobra.ArbitraryArgs,
+		ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault), // files
 		RunE: func(c *cobra.Command, args []string) error {
-			code, err := a.source(c, f.code, args)
+			code, err := a.source(c, code, args)
 			if err != nil {
 				return err
 			}
-			req, err := f.sandbox()
-			if err != nil {
-				return usageError{err}
+			if timeout < 0 {
+				return usageError{fmt.Errorf("--timeout %v is negative", timeout)}
 			}
-			return a.runCode(c.Context(), req, client.RunRequest{Code: code, TimeoutSeconds: f.timeout.Seconds()}, f.keep > 0)
+			req, err := e.request("run", unusedFor)
+			if err != nil {
+				return err
+			}
+			switch {
+			case timeout == 0:
+			case e.keep > 0:
+				req.TimeoutSeconds = max(e.keep, timeout).Seconds()
+			default:
+				req.TimeoutSeconds = (timeout + unusedFor).Seconds()
+			}
+			return a.runCode(c.Context(), req, client.RunRequest{Code: code, TimeoutSeconds: timeout.Seconds()}, e.keep > 0)
 		},
 	}
+	e.register(a, c)
 	fs := c.Flags()
-	fs.StringVarP(&f.code, "code", "c", "", "the `code` itself")
-	fs.StringVar(&f.template, "template", "", "`name` of what the sandbox starts from")
-	fs.DurationVar(&f.timeout, "timeout", 0, "interrupt the code after this long, such as 30s")
-	fs.StringVar(&f.memory, "memory", "", "memory of the sandbox: a `size` such as 512M")
-	fs.Float64Var(&f.cpus, "cpus", 0, "CPUs of the sandbox: a `number` such as 0.5")
-	fs.StringVar(&f.net, "net", "", "internet, none, or a `list` of IPv4 prefixes: 203.0.113.0/24,198.51.100.7")
-	fs.StringArrayVarP(&f.env, "env", "e", nil, "`NAME=VALUE` for the sandbox's environment; may be repeated")
-	fs.DurationVar(&f.keep, "keep", 0, "leave the sandbox alive this `long`, such as 1h, and print its id on standard error")
+	fs.StringVarP(&code, "code", "c", "", "the `code` itself")
+	fs.DurationVar(&timeout, "timeout", 0, "interrupt the code after this long, such as 30s")
+	completeFlag(c, "code", cobra.NoFileCompletions)
+	completeFlag(c, "timeout", cobra.NoFileCompletions)
 	return c
 }
 
@@ -81,7 +111,7 @@ func (a *invocation) source(c *cobra.Command, code string, args []string) (strin
 		}
 		return string(b), nil
 	}
-	if f, ok := a.In.(*os.File); ok && isTerminal(f) && len(args) == 0 {
+	if _, ok := terminal(a.In); ok && len(args) == 0 {
 		return "", usageError{errors.New("nothing to run: give a file, -c CODE, or code on standard input (- to type it)")}
 	}
 	b, err := io.ReadAll(a.In)
@@ -89,96 +119,17 @@ func (a *invocation) source(c *cobra.Command, code string, args []string) (strin
 }
 
 // unusedFor ends a sandbox whose `cove run` was killed before it could.
-const unusedFor = 60
+const unusedFor = time.Minute
 
 // longest is how long a run without a timeout may take.
 const longest = 24 * time.Hour
 
-func (f *runFlags) sandbox() (client.CreateRequest, error) {
-	req := client.CreateRequest{
-		Template: f.template, IdleTimeoutSeconds: unusedFor, TimeoutSeconds: longest.Seconds(),
-		Metadata: map[string]string{"cove.run": "true"},
-	}
-	if f.timeout < 0 {
-		return req, fmt.Errorf("--timeout %v is negative", f.timeout)
-	}
-	if f.timeout > 0 {
-		req.TimeoutSeconds = (f.timeout + unusedFor*time.Second).Seconds()
-	}
-	if f.keep < 0 {
-		return req, fmt.Errorf("--keep %v is negative", f.keep)
-	}
-	if f.keep > 0 {
-		req.TimeoutSeconds, req.IdleTimeoutSeconds = max(f.keep, f.timeout).Seconds(), 0
-	}
-	memory, err := config.ParseSize(orZero(f.memory))
-	if err != nil {
-		return req, fmt.Errorf("--memory: %w", err)
-	}
-	if memory != 0 || f.cpus != 0 {
-		req.Limits = &client.Limits{MemoryBytes: int64(memory), CPUs: f.cpus}
-	}
-	req.Network = network(f.net)
-	req.Env, err = environment(f.env)
-	return req, err
-}
-
-func orZero(s string) string {
-	if s == "" {
-		return "0"
-	}
-	return s
-}
-
-// network reads --net; what is neither mode is a list, and the server says what is wrong with it.
-func network(text string) *client.Network {
-	switch text {
-	case "":
-		return nil
-	case "internet", "none":
-		return &client.Network{Mode: text}
-	}
-	return &client.Network{Mode: "list", Allow: strings.Split(text, ",")}
-}
-
-func environment(pairs []string) (map[string]string, error) {
-	if len(pairs) == 0 {
-		return nil, nil
-	}
-	env := map[string]string{}
-	for _, pair := range pairs {
-		name, value, ok := strings.Cut(pair, "=")
-		if !ok || name == "" {
-			return nil, fmt.Errorf("--env %q: want NAME=VALUE", pair)
-		}
-		env[name] = value
-	}
-	return env, nil
-}
-
 func (a *invocation) runCode(ctx context.Context, req client.CreateRequest, run client.RunRequest, keep bool) error {
-	find := a.connectOrStart
-	if keep {
-		// A server of our own would end with us, and the sandbox with it.
-		find = func(ctx context.Context) (*client.Client, func(), error) {
-			c, err := a.connect(ctx)
-			return c, func() {}, err
-		}
-	}
-	c, stop, err := find(ctx)
+	sb, end, err := a.borrow(ctx, req, keep)
 	if err != nil {
 		return err
 	}
-	defer stop()
-	sb, err := create(ctx, c, req)
-	if err != nil {
-		return err
-	}
-	if keep {
-		fmt.Fprintln(a.Err, sb.ID)
-	} else {
-		defer a.remove(ctx, sb)
-	}
+	defer end()
 	ctx, release := onInterrupt(ctx, func(ctx context.Context) { _ = sb.InterruptKernel(ctx, defaultKernel) })
 	defer release()
 	if a.json {
@@ -197,14 +148,45 @@ func (a *invocation) runCode(ctx context.Context, req client.CreateRequest, run 
 // defaultKernel is the kernel that a sandbox is born with.
 const defaultKernel = "default"
 
-// create asks for a long life and is content with the server's own where that is not allowed.
-func create(ctx context.Context, c *client.Client, req client.CreateRequest) (*client.Sandbox, error) {
-	sb, err := c.Create(ctx, req)
-	if client.KindOf(err) == client.Invalid && req.TimeoutSeconds == longest.Seconds() {
-		req.TimeoutSeconds = 0
-		return c.Create(ctx, req)
+// borrow makes a sandbox for one command, on a server of our own where none runs. The caller calls end, which removes
+// both unless the sandbox is to be kept.
+func (a *invocation) borrow(ctx context.Context, req client.CreateRequest, keep bool) (sb *client.Sandbox, end func(), err error) {
+	find := a.connectOrStart
+	if keep {
+		// A server of our own would end with us, and the sandbox with it.
+		find = func(ctx context.Context) (*client.Client, func(), error) {
+			c, err := a.connect(ctx)
+			return c, func() {}, err
+		}
 	}
-	return sb, err
+	c, stop, err := find(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	create := a.makeSandbox
+	if keep { // its id is alone on standard error
+		create = func(ctx context.Context, c *client.Client, req client.CreateRequest) (*client.Sandbox, error) {
+			return c.Create(ctx, req)
+		}
+	}
+	sb, err = create(ctx, c, req)
+	if client.KindOf(err) == client.Invalid && req.TimeoutSeconds == longest.Seconds() {
+		req.TimeoutSeconds = 0 // so long is not allowed here: the server's own will do
+		sb, err = create(ctx, c, req)
+	}
+	if err != nil {
+		stop()
+		return nil, nil, err
+	}
+	a.sandbox = sb.ID
+	if keep {
+		fmt.Fprintln(a.Err, sb.ID)
+		return sb, stop, nil
+	}
+	return sb, func() {
+		a.remove(ctx, sb)
+		stop()
+	}, nil
 }
 
 // remove ends a sandbox even when the command was interrupted.
