@@ -24,6 +24,7 @@ type Row struct {
 	P50      *float64 `json:"p50_ms"`
 	P95      *float64 `json:"p95_ms"`
 	P99      *float64 `json:"p99_ms"`
+	Max      *float64 `json:"-"` // printed only
 	Value    float64  `json:"value"`
 	Unit     string   `json:"unit"` // MB is 10^6 bytes; x is a ratio
 }
@@ -47,7 +48,8 @@ func (s *series) add(d time.Duration, err error) {
 // row sums a series up.
 func (s *series) row(scenario, subject string) Row {
 	p50, p95, p99 := ms(percentile(s.took, 50)), ms(percentile(s.took, 95)), ms(percentile(s.took, 99))
-	return Row{Scenario: scenario, Subject: subject, N: s.n, OK: len(s.took), P50: &p50, P95: &p95, P99: &p99, Value: p50, Unit: "ms"}
+	slowest := ms(percentile(s.took, 100))
+	return Row{Scenario: scenario, Subject: subject, N: s.n, OK: len(s.took), P50: &p50, P95: &p95, P99: &p99, Max: &slowest, Value: p50, Unit: "ms"}
 }
 
 // err is the first failure; the others are usually the same.
@@ -97,10 +99,29 @@ var bars = []bar{
 	{"create", "cove/zygote-fork", "value", false, 1.5},
 	{"create", "cove-driver/zygote-fork", "value", false, 1.5},
 	{"tti-data", "cove", "p50", false, 15},
+	{"tti-data", "docker/cove", "value", true, 100},
+	{"tti-data", "runc/cove", "value", true, 60},
+	{"tti-data", "crun/cove", "value", true, 60},
+	{"tti-data", "bwrap/cove", "value", true, 60},
 	{"rtt-cell", "cove", "p50", false, 1.5},
 	{"rtt-cmd", "cove", "p50", false, 5},
+	{"pause", "cove", "p50", false, 2},
+	{"resume", "cove", "p50", false, 2},
+	{"fork-50mb", "cove-array", "p50", false, 20},
+	{"fork-50mb", "cove-array-stall", "p50", false, 12},
+	{"fork-50mb", "cove-objects", "p50", false, 20},
+	{"fork-50mb", "cove-objects-stall", "p50", false, 12},
+	{"fork-n10", "cove-array", "p50", false, 10},
+	{"fork-n10", "cove-objects", "p50", false, 10},
 	{"density", "cove", "value", false, 6},
+	{"density", "cove-all", "value", false, 6},
+	{"growth-live", "cove-1000/cove-10", "value", false, 2},
 	{"burst-100", "cove", "value", false, 3},
+	{"sustained", "cove", "value", true, 60},
+	{"sustained", "cove-server-growth", "value", false, 8},
+	{"sustained", "cove-maker-growth", "value", false, 8},
+	{"sustained", "cove-descriptor-growth", "value", false, 16},
+	{"sustained", "cove-cgroup-growth", "value", false, 0},
 	{"files-100mb", "cove-put/loopback-put", "value", true, 0.5},
 	{"files-100mb", "cove-get/loopback-get", "value", true, 0.5},
 	{"files-100mb", "cove-growth", "value", false, 32},
@@ -136,7 +157,7 @@ func (b bar) text(r Row) string {
 	if b.met(r) {
 		verdict = "met"
 	}
-	return fmt.Sprintf("%s%s %g %s: %s", field, sign, b.limit, unit, verdict)
+	return fmt.Sprintf("%s%s %s: %s", field, sign, strings.TrimSpace(fmt.Sprintf("%g %s", b.limit, unit)), verdict)
 }
 
 // verdicts of all bars that are about a row.
@@ -152,10 +173,10 @@ func verdicts(r Row) string {
 
 func printTable(out io.Writer, rows []Row) {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "\nscenario\tsubject\tok/n\tp50 ms\tp95 ms\tp99 ms\tvalue\tunit\tbar")
+	fmt.Fprintln(t, "\nscenario\tsubject\tok/n\tp50 ms\tp95 ms\tp99 ms\tmax ms\tvalue\tunit\tbar")
 	for _, r := range rows {
-		fmt.Fprintf(t, "%s\t%s\t%d/%d\t%s\t%s\t%s\t%.5g\t%s\t%s\n", r.Scenario, r.Subject, r.OK, r.N,
-			number(r.P50), number(r.P95), number(r.P99), r.Value, r.Unit, verdicts(r))
+		fmt.Fprintf(t, "%s\t%s\t%d/%d\t%s\t%s\t%s\t%s\t%.5g\t%s\t%s\n", r.Scenario, r.Subject, r.OK, r.N,
+			number(r.P50), number(r.P95), number(r.P99), number(r.Max), r.Value, r.Unit, verdicts(r))
 	}
 	t.Flush()
 }
@@ -178,7 +199,8 @@ func failures(rows []Row) error {
 	return errors.Join(all...)
 }
 
-func writeResults(dir string, rows []Row, h host) error {
+// writeResults writes NAME.json and, beside it, NAME.host.json.
+func writeResults(dir, name string, rows []Row, h host) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
@@ -199,7 +221,7 @@ func writeResults(dir string, rows []Row, h host) error {
 		return err
 	}
 	return errors.Join(
-		os.WriteFile(filepath.Join(dir, "latest.json"), []byte(list.String()), 0o644),
-		os.WriteFile(filepath.Join(dir, "latest.host.json"), append(about, '\n'), 0o644),
+		os.WriteFile(filepath.Join(dir, name+".json"), []byte(list.String()), 0o644),
+		os.WriteFile(filepath.Join(dir, name+".host.json"), append(about, '\n'), 0o644),
 	)
 }

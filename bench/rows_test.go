@@ -55,7 +55,7 @@ func TestResultsAreAListOfRowsAndAHost(t *testing.T) {
 	p := 1.5
 	rows := []Row{{Scenario: "a", Subject: "cove", N: 1, OK: 1, P50: &p, P95: &p, P99: &p, Value: 1.5, Unit: "ms"}, {Scenario: "a", Subject: "cove/x", Unit: "x"}}
 	for _, rows := range [][]Row{rows, nil} {
-		if err := writeResults(dir, rows, host{Cores: 2}); err != nil {
+		if err := writeResults(dir, "latest", rows, host{Cores: 2}); err != nil {
 			t.Fatal(err)
 		}
 		text, err := os.ReadFile(filepath.Join(dir, "latest.json"))

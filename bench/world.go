@@ -28,7 +28,8 @@ type world struct {
 	client   *client.Client
 	driver   *native.Driver // speaks to the server's maker, beside the server
 	template *template.Template
-	pooled   int // shells that wait when nothing happens
+	peers    *peers // nil: nobody else takes part
+	pooled   int    // shells that wait when nothing happens
 	next     atomic.Int64
 }
 
@@ -178,7 +179,7 @@ func (w *world) close() error {
 	// The caller's context may be what told us to stop.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	var errs []error
+	errs := []error{w.peers.close()}
 	if w.client != nil {
 		w.client.Close()
 	}
