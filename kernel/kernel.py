@@ -1498,33 +1498,37 @@ class Kernel:
         """Let a copy of this process be taken; in the copy, begin a life in another sandbox."""
         talk, descriptors[:] = list(descriptors), []
         try:
-            why = "no socket came with the order" if len(talk) != 1 else self.unbranchable()
-            if not why:
-                why = self.branch_over(talk[0])
-        except Exception as e:
-            if self.channel is None:
-                raise  # in a branch that cannot speak yet: it ends, and says why on its standard error
-            why = "%s: %s" % (type(e).__name__, error_text(e))
+            why = self.why_not_branched(talk)
+            if why is not None:  # before the other end hears that there is no copy, which says less
+                self.channel.send(FRAME_EVENT, encode_event({"type": "branched", "message": why}))
         finally:
             for fd in talk:
                 try:
                     os.close(fd)
                 except OSError:
                     pass
-        if why is not None:
-            self.channel.send(FRAME_EVENT, encode_event({"type": "branched", "message": why}))
+
+    def why_not_branched(self, talk):
+        """An empty text in the kernel that went on, None in a branch, else why there is none."""
+        try:
+            why = "no socket came with the order" if len(talk) != 1 else self.unbranchable()
+            return why or self.branch_over(talk[0])
+        except Exception as e:
+            if self.channel is None:
+                raise  # in a branch that cannot speak yet: it ends, and says why on its standard error
+            return "%s: %s" % (type(e).__name__, error_text(e))
 
     def unbranchable(self):
         if self.brancher is None:
             return "this kernel was not forked from a zygote"
         alive = len(os.listdir("/proc/self/task"))
         if alive > 1:
-            return ("the kernel has %d threads beside the one that runs cells, and a copy would lose them; let them end first "
+            return ("the kernel has threads beside the one that runs cells (%d), and a copy would lose them; let them end first "
                     "(pools of threads, such as a ThreadPoolExecutor, have to be shut down)" % (alive - 1))
         return ""
 
     def branch_over(self, talk):
-        """An empty text in the kernel that went on, None in a branch, else why there is none."""
+        """An empty text in the kernel that went on, None in a branch."""
         self.streams.flush()
         # Our own descriptors are made anew; what a cell has open is opened again where that can be done.
         own = {0, 1, 2, self.channel.fd, talk, *self.streams.kept}

@@ -157,7 +157,7 @@ func TestAShellHasTheSizeOfItsTerminalAlsoWhenThatChanges(t *testing.T) {
 	c.key(t, "stty size\r")
 	c.await(t, "24 80")
 	c.resize(t, 40, 132)
-	c.key(t, "stty size\r")
+	c.key(t, "until [ $(stty size | tr ' ' x) = 40x132 ]; do sleep 0.1; done; stty size\r") // it takes a moment to arrive
 	c.await(t, "40 132")
 
 	c.key(t, "here=still\r\x10")

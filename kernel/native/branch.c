@@ -38,10 +38,9 @@ enum kind {
     PROTECT,      // prot
     DROP,         // forget its own pages
     COPY,         // the copy writes it at off of the pages' file, the newborn reads it from there
-    LONG,         // the copy writes it at addr of the long file and decides: LONG_MAP or LONG_READ
-    LONG_MAP,     // the newborn maps that file there, so that branches share it
-    LONG_READ,    // the newborn reads it
-    ALLOW,     // the copy makes it readable for itself
+    LONG,         // the copy writes it at addr of the long file and says from where (a) to where (b) the newborn maps that
+                  // file, so that branches share it; the rest is read
+    ALLOW,        // make it accessible for now: prot
 };
 
 enum { SHARED = 1, WRITABLE = 2 };
@@ -155,23 +154,35 @@ static int write_all(int fd, uint64_t addr, uint64_t len, uint64_t off) {
     return 0;
 }
 
-// may_map says whether memory can become a private mapping of a file. An allocator that drops pages with MADV_DONTNEED
-// and then takes them for zeroed would find old bytes again: so only memory whose owner is known not to. That is the
-// interpreter's arenas, the heap, and what malloc has mapped: chunks whose headers follow each other to the last byte.
-static int may_map(const struct op *o) {
-    if (cove_arena_holds(o->addr, o->len))
-        return 1;
-    uint64_t top = (uint64_t)sbrk(0);
-    if (cove_heap_start && o->addr >= cove_heap_start && o->addr + o->len <= top)
-        return 1;
-    uint64_t at = o->a;
-    while (at < o->b) {
-        uint64_t head = ((uint64_t *)at)[1], size = head & ~7UL;
-        if ((head & 7) != 2 || size < 4096 || size & 4095 || size > o->b - at)
-            return 0;
-        at += size;
+// chunk is the size of what malloc has mapped at an address, by its header, or 0.
+static uint64_t chunk(uint64_t at, uint64_t end) {
+    const uint64_t *word = (uint64_t *)at;
+    uint64_t size = word[1] & ~7UL;
+    return word[0] || (word[1] & 7) != 2 || size < 128 << 10 || size & 4095 || size > end - at ? 0 : size;
+}
+
+// choose says which part of a range can become a private mapping of a file. An allocator that drops pages with
+// MADV_DONTNEED and then takes them for zeroed would find old bytes again: so only memory whose owner is known not to. That
+// is the interpreter's arenas, the heap, and what malloc has mapped, which begins with a header that gives its length.
+static void choose(struct op *o) {
+    const uint64_t end = o->addr + o->len, first = o->a, last = o->b, before = 2 << 20;
+    o->a = o->b = end;
+    if (cove_arena_holds(o->addr, o->len) ||
+        (cove_heap_start && o->addr >= cove_heap_start && end <= (uint64_t)sbrk(0))) {
+        o->a = o->addr;
+        return;
     }
-    return at == o->b;
+    // The range may begin a little behind the header. The page of the header itself stays ordinary memory: mremap then
+    // meets two mappings and fails, and realloc copies, instead of growing into what the file does not have.
+    uint64_t size;
+    for (uint64_t at = o->addr - first < before ? first : o->addr - before; at < end; at += size ? size : 4096) {
+        size = chunk(at, last);
+        if (!size)
+            continue;
+        uint64_t from = at + 4096 > o->addr ? at + 4096 : o->addr, to = at + size < end ? at + size : end;
+        if (from < to && to - from > o->b - o->a)
+            o->a = from, o->b = to;
+    }
 }
 
 static int write_pages(int fd) {
@@ -203,7 +214,7 @@ static int write_long(int list, int file) {
             continue;
         if (write_all(file, o->addr, o->len, o->addr))
             return -1;
-        o->kind = may_map(o) ? LONG_MAP : LONG_READ;
+        choose(o);
     }
     return 0;
 }
@@ -325,10 +336,14 @@ static __attribute__((noinline, used, optimize("no-stack-protector", "no-tree-lo
     }
     for (uint32_t i = 0; b->longs && i < b->longs->count; i++) {
         const struct op *o = &b->longs->op[i];
-        if (o->kind == LONG_MAP)
-            check(call(SYS_mmap, o->addr, o->len, PROT_READ | PROT_WRITE, fixed, b->long_fd, o->addr), 'l');
-        else
-            read_back(b->long_fd, o->addr, o->len, o->addr);
+        const uint64_t end = o->addr + o->len;
+        uint64_t from = o->a, to = o->b;
+        if (from < o->addr || from > to || to > end)
+            from = to = end;
+        if (from < to)
+            check(call(SYS_mmap, from, to - from, PROT_READ | PROT_WRITE, fixed, b->long_fd, from), 'l');
+        read_back(b->long_fd, o->addr, from - o->addr, o->addr);
+        read_back(b->long_fd, to, end - to, to);
     }
     for (uint32_t i = 0; i < b->plan->count; i++) {
         const struct op *o = &b->plan->op[i];

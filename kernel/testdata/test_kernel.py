@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -511,6 +512,110 @@ class Abuse(Claims):
         kernel.run("import threading, time\ndef late():\n    time.sleep(0.1); display('late')\nthreading.Thread(target=late).start()")
         time.sleep(0.3)
         self.assertEqual(kinds(kernel.run("2")), ["started", "result", "end"])
+
+
+# What a branch does with the descriptors of the kernel it is a copy of, played by one kernel: it forgets its files and opens
+# them again.
+AGAIN = """
+import os, sys, socket, json, resource
+k = sys.modules["_cove_kernel"]
+def mine():
+    own = {0, 1, 2, k.the_kernel.channel.fd, *k.the_kernel.streams.kept}
+    return [f for f in k.open_files() if f["fd"] not in own]
+def again():
+    files = mine()
+    for f in files: os.close(f["fd"])
+    return k.reopen(files)
+"""
+
+
+class Branching(Claims):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.kernel = self.own(cwd=self.folder.name)
+        self.kernel.run(AGAIN)
+
+    def test_an_order_to_a_kernel_without_a_zygote_is_refused(self):
+        self.kernel.send({}, kind=8)
+        self.assertEqual(self.kernel.event(), {"type": "branched", "message": "no socket came with the order"})
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            frame = struct.pack(">B3sI", 8, b"\0\0\0", 2) + b"{}"
+            socket.send_fds(self.kernel.sock, [frame], [theirs.fileno()])
+            self.assertEqual(self.kernel.event(), {"type": "branched", "message": "this kernel was not forked from a zygote"})
+            theirs.close()
+            self.assertEqual(ours.recv(1), b"")  # the kernel has let go of what it was given
+        self.assertEqual(self.kernel.value("1 + 1"), "2")
+
+    def test_a_kernel_tells_its_own_descriptors_from_those_of_cells(self):
+        self.assertEqual(self.kernel.json("mine()"), [])
+        self.assertEqual(self.kernel.json("[(f['kind'], f['path'], f['position']) for f in mine()]",
+                                          "f = open('text', 'w'); f.write('abc'); f.flush()"),
+                         [["file", os.path.join(os.path.realpath(self.folder.name), "text"), 3]])
+
+    def test_files_keep_number_position_and_mode(self):
+        self.assertEqual(self.kernel.json("[numbers == [f.fileno() for f in fs], lost, r.read(3), os.read(raw, 9).decode()]", """
+with open("text", "w") as f: f.write("0123456789")
+gap = open("text"); r = open("text"); w = open("new", "w"); a = open("log", "a"); u = open("text", "r+")
+raw = os.open("text", os.O_RDONLY | os.O_NONBLOCK); os.lseek(raw, 7, 0); os.set_inheritable(raw, True)
+r.buffer.raw.read(4); w.write("one "); w.flush(); a.write("one "); a.flush(); fs = [r, w, a, u]; gap.close()
+numbers = [f.fileno() for f in fs]; lost = again()
+w.write("two"); w.flush(); a.write("two"); a.flush()"""), [True, [], "456", "789"])
+        self.assertEqual(self.kernel.json("[open('new').read(), open('log').read(), open('text').read()]"),
+                         ["one two", "one two", "0123456789"])
+        self.assertEqual(self.kernel.json("[os.get_inheritable(raw), os.get_blocking(raw), os.get_inheritable(r.fileno()), "
+                                          "os.get_blocking(r.fileno())]"), [True, False, False, True])
+
+    def test_a_file_is_not_made_or_emptied_again(self):
+        self.assertEqual(self.kernel.json("[lost, open('text').read()]", """
+fd = os.open("text", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_EXCL); os.write(fd, b"kept"); lost = again()"""),
+                         [[], "kept"])
+
+    def test_what_cannot_be_opened_again_is_told_and_ends_cleanly(self):
+        lost = self.kernel.json("again()", """
+gone = open("gone", "w"); os.unlink("gone")
+odd = open("ends with (deleted)", "w"); r, w = os.pipe(); one, two = socket.socketpair(); os.mkfifo("fifo"); fifo = os.open("fifo", os.O_RDWR)
+import pty; master, slave = pty.openpty(); null = open("/dev/null"); status = open("/proc/self/status")""")
+        folder = os.path.realpath(self.folder.name)
+        told = sorted((f["kind"], f["what"].split(" (descriptor")[0].split(":")[0]) for f in lost)
+        terminals = [t for t in told if t[1].startswith("/dev/")]
+        self.assertEqual(len(terminals), 2, told)
+        self.assertEqual([t for t in told if t not in terminals], [
+            ("file", folder + "/ends with (deleted)"), ("file", folder + "/gone (deleted)"), ("pipe", folder + "/fifo"),
+            ("pipe", "pipe"), ("pipe", "pipe"), ("socket", "socket"), ("socket", "socket")])
+        self.assertEqual(self.kernel.json("said", """
+def note(f):
+    try: return f()
+    except OSError as e: return type(e).__name__
+said = [note(f) for f in (lambda: len(os.read(r, 1)), lambda: os.write(w, b"x"), lambda: os.write(fifo, b"x"), lambda: len(one.recv(1)),
+                          lambda: two.send(b"x"), lambda: os.write(master, b"x"), lambda: null.read(), lambda: len(status.read()) > 0)]"""),
+                         [0, "BrokenPipeError", "BrokenPipeError", 0, "BrokenPipeError", "BrokenPipeError", "", True])
+
+    def test_a_descriptor_moves_out_of_the_way(self):
+        self.assertEqual(self.kernel.json("[stays == fd, moved, os.fstat(moved).st_ino == node, os.get_inheritable(moved), closed]", """
+fd = os.open("/", os.O_RDONLY); node = os.fstat(fd).st_ino
+stays = k.clear_of(fd, [fd + 1, 5000])
+taken = [fd, *range(900, 950)]
+moved = k.clear_of(fd, taken)
+try: os.fstat(fd); closed = False
+except OSError: closed = True"""), [True, 950, True, False, True])
+        # Where numbers are few, one from below will do.
+        self.assertEqual(self.kernel.json("k.clear_of(fd, [fd, *range(20, 64)])",
+                                          "fd = os.dup(moved); resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"), 19)
+
+    def test_limits_that_a_cell_has_set_are_kept(self):
+        self.assertEqual(self.kernel.json("[resource.getrlimit(i) for i in (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE)]", """
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0)); resource.setrlimit(resource.RLIMIT_NOFILE, (300, 300))
+k.keep_limits({resource.RLIMIT_CORE: (1 << 20, -1), resource.RLIMIT_NOFILE: (200, 1000)})"""), [[0, 0], [200, 300]])
+        self.assertEqual(self.kernel.json("resource.getrlimit(resource.RLIMIT_NOFILE)",
+                                          "k.keep_limits({resource.RLIMIT_NOFILE: (100, 100)})"), [200, 300])
+
+    def test_a_folder_that_is_gone_is_replaced(self):
+        self.assertEqual(self.kernel.json("[first, os.getcwd()]", """
+os.mkdir("there"); k.go_back(os.path.abspath("there")); first = os.path.basename(os.getcwd())
+os.environ["HOME"] = "/usr"; k.go_back("/not there")"""), ["there", "/usr"])
 
 
 class Rich(Claims):

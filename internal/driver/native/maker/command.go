@@ -38,9 +38,12 @@ func Main(args []string, tag func(dataDir string) string, resolver []string) err
 	if !*inside {
 		return EnterPrivateMounts(append([]string{"cove", "maker", "--inside"}, args...))
 	}
+	// Whatever whoever started us had open is not for those whom we start.
+	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("close descriptors: %w", err)
+	}
 	var ready *os.File
 	if *readyFD >= 0 {
-		unix.CloseOnExec(*readyFD)
 		ready = os.NewFile(uintptr(*readyFD), "ready")
 	}
 	verdict := func(text string) {

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"sync"
@@ -36,6 +37,8 @@ type fork struct {
 	request sandbox.ForkRequest
 	talk    *net.UnixConn // to the kernel's copy
 	proc    *os.File      // the copy's directory in /proc
+	pid     int
+	home    uint64 // its pid namespace
 	pidfd   *os.File
 	copy    *layout
 	frozen  *frozenDisk
@@ -44,6 +47,7 @@ type fork struct {
 	pages   *os.File
 	bytes   uint64
 	babies  []*baby
+	payer   *cgroup.Group // the first branch's: what the copy writes is charged to it
 }
 
 // baby is one branch that is being made.
@@ -95,7 +99,6 @@ func (m *Maker) Fork(ctx context.Context, r sandbox.ForkRequest, talk *net.UnixC
 		return nil, nil, nil, err
 	}
 	defer f.zygote.release()
-	defer parent.pool.serve()()
 	defer f.close()
 	defer func() {
 		if err != nil {
@@ -216,18 +219,47 @@ func (f *fork) unmake(why error) {
 }
 
 func (f *fork) run(ctx context.Context, cut func()) error {
-	// While the kernel finishes its cell, everything that does not depend on it.
+	// While the kernel finishes its cell, which may take long, nothing is held.
 	var before sync.WaitGroup
 	before.Go(func() { _ = f.parent.shell.disk.sync() }) // the freeze does it too, and says what is wrong
-	err := f.gather(ctx)
-	if err == nil {
-		err = f.meet()
-	}
+	err := f.meet()
 	before.Wait()
 	if err != nil {
 		return err
 	}
-	var early, late []*baby
+	defer f.parent.pool.serve()()
+	var files, memory error
+	frozen, housed := make(chan struct{}), make(chan struct{})
+	var work sync.WaitGroup
+	work.Go(func() {
+		defer close(frozen)
+		defer cut()
+		files = f.guard(func() (err error) {
+			f.frozen, err = f.parent.shell.freezeDisk()
+			return err
+		})
+	})
+	if err = f.gather(ctx); err == nil {
+		early, late := f.born()
+		work.Go(func() { memory = f.guard(func() error { return f.copyMemory(early, late, housed) }) })
+	}
+	<-frozen
+	if err == nil && files == nil {
+		files = f.each(func(b *baby) error { return f.house(ctx, b) })
+	}
+	close(housed)
+	work.Wait()
+	if err := errors.Join(err, files, memory); err != nil {
+		return err
+	}
+	if err := f.evict(); err != nil {
+		return err
+	}
+	return f.become()
+}
+
+// born tells the branches that are at rest already from those that have yet to be born.
+func (f *fork) born() (early, late []*baby) {
 	for _, b := range f.babies {
 		if b.shell != nil {
 			early = append(early, b)
@@ -235,34 +267,45 @@ func (f *fork) run(ctx context.Context, cut func()) error {
 			late = append(late, b)
 		}
 	}
-	var memory, files error
-	housed := make(chan struct{})
-	var work sync.WaitGroup
-	work.Go(func() {
-		defer close(housed)
-		f.frozen, files = f.parent.shell.freezeDisk()
-		cut()
-		if files == nil {
-			files = f.each(func(b *baby) error { return f.house(ctx, b) })
+	return early, late
+}
+
+// evict ends the copy and whatever it has left in the first branch's cgroup: it was let in there to write, not to stay.
+func (f *fork) evict() error {
+	f.talk.Close()
+	for wait := 50 * time.Microsecond; ; wait *= 2 {
+		left := 0
+		for _, pid := range f.payer.Processes() {
+			pidfd, proc, err := openProcess(pid)
+			if err != nil {
+				continue // it has ended
+			}
+			if home, err := pidNamespace(proc); err == nil && home == f.home {
+				left++
+				_ = signal(pidfd, unix.SIGKILL)
+			}
+			proc.Close()
+			pidfd.Close()
 		}
-	})
-	work.Go(func() { memory = f.copyMemory(early, late, housed) })
-	work.Wait()
-	if err := errors.Join(files, memory); err != nil {
-		return err
+		if left == 0 {
+			return nil
+		}
+		if wait > time.Second {
+			return fault.New(fault.Unavailable, "the kernel's copy does not end")
+		}
+		time.Sleep(wait) // a process that was killed leaves its cgroup when it has ended
 	}
-	return f.become()
 }
 
 // copyMemory has the copy write all that the branches lack. Those that were born later are looked at last.
 func (f *fork) copyMemory(early, late []*baby, housed <-chan struct{}) error {
-	if err := f.findLong(); err != nil {
+	if err := f.findLong(early); err != nil {
 		return err
 	}
 	var long error
 	var work sync.WaitGroup
 	if f.long != nil {
-		work.Go(func() { long = f.copyLong() })
+		work.Go(func() { long = f.guard(f.copyLong) })
 	}
 	err := f.compare(early)
 	work.Wait()
@@ -278,12 +321,29 @@ func (f *fork) copyMemory(early, late []*baby, housed <-chan struct{}) error {
 	return f.copyPages()
 }
 
+func (f *fork) pays(g *cgroup.Group) {
+	if f.payer == nil {
+		f.payer = g
+	}
+}
+
+// guard makes a defect of ours a failure of this fork: the maker holds every sandbox of the host.
+func (f *fork) guard(do func() error) (err error) {
+	defer func() {
+		if what := recover(); what != nil {
+			f.m.log.Error("fork panicked", "panic", what, "stack", string(debug.Stack()))
+			err = fault.New(fault.Internal, "the maker failed at fork")
+		}
+	}()
+	return do()
+}
+
 // each does something for every branch at once.
 func (f *fork) each(do func(*baby) error) error {
 	errs := make([]error, len(f.babies))
 	var work sync.WaitGroup
 	for i, b := range f.babies {
-		work.Go(func() { errs[i] = do(b) })
+		work.Go(func() { errs[i] = f.guard(func() error { return do(b) }) })
 	}
 	work.Wait()
 	return errors.Join(errs...)
@@ -302,11 +362,17 @@ func (f *fork) gather(ctx context.Context) error {
 				return err
 			}
 			b.place = &at
+			f.pays(at.group)
 			continue
 		}
+		f.pays(b.shell.group)
 		if err := b.shell.setLimits(poolLimits(c.Limits)); err != nil {
 			return err
 		}
+	}
+	// What the copy writes from now on is the first branch's: memory is charged to who first has it.
+	if err := f.payer.Adopt(f.pid); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "the kernel's copy has ended")
 	}
 	return f.each(func(b *baby) error {
 		if b.shell == nil {
@@ -314,14 +380,6 @@ func (f *fork) gather(ctx context.Context) error {
 		}
 		return f.bear(ctx, b)
 	})
-}
-
-// group is what the first branch is charged to.
-func (f *fork) group() *cgroup.Group {
-	if b := f.babies[0]; b.shell != nil {
-		return b.shell.group
-	}
-	return f.babies[0].place.group
 }
 
 // house gives a branch the frozen files: a shell from the pool is furnished anew, where there was none it is made.
@@ -385,6 +443,7 @@ func (f *fork) meet() error {
 	if err != nil {
 		return err
 	}
+	f.home = mine
 	shell, err := os.Open("/proc/" + strconv.Itoa(f.parent.shell.pid))
 	if err != nil {
 		return err
@@ -397,10 +456,7 @@ func (f *fork) meet() error {
 	if mine != theirs {
 		return fault.New(fault.Denied, "the kernel's copy is not in its sandbox")
 	}
-	// What it writes from now on is the first branch's: memory is charged to who first has it.
-	if err := f.group().Adopt(int(cred.Pid)); err != nil {
-		return fmt.Errorf("move the kernel's copy: %w", err)
-	}
+	f.pid = int(cred.Pid)
 	f.copy, err = readLayout(f.proc)
 	return err
 }
@@ -409,7 +465,7 @@ func (f *fork) meet() error {
 func openProcess(pid int) (pidfd, proc *os.File, err error) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return nil, nil, fmt.Errorf("open process: %w", err)
+		return nil, nil, fault.Wrap(fault.Unavailable, err, "the kernel's copy has ended")
 	}
 	pidfd = os.NewFile(uintptr(fd), "pidfd")
 	proc, err = os.Open("/proc/" + strconv.Itoa(pid))
@@ -421,7 +477,7 @@ func openProcess(pid int) (pidfd, proc *os.File, err error) {
 	}
 	if err != nil {
 		pidfd.Close()
-		return nil, nil, fmt.Errorf("open process: %w", err)
+		return nil, nil, fault.Wrap(fault.Unavailable, err, "the kernel's copy has ended")
 	}
 	return pidfd, proc, nil
 }
@@ -456,7 +512,7 @@ func (f *fork) order(word byte, files ...*os.File) error {
 
 // copyFailed says why a copy did not write its memory.
 func (f *fork) copyFailed(err error) error {
-	if f.group().OOMKills() > 0 {
+	if f.payer.OOMKills() > 0 {
 		return errTooLittle
 	}
 	if err == nil || errors.Is(err, io.EOF) {
@@ -465,19 +521,24 @@ func (f *fork) copyFailed(err error) error {
 	return fault.Wrap(fault.Unavailable, err, "the kernel's memory could not be copied")
 }
 
-// findLong finds what is long and surely the kernel's own: the zygote has other pages there, or none. Too much is no
-// harm, and it need not wait for the branches.
-func (f *fork) findLong() error {
-	proc, err := os.Open("/proc/" + strconv.Itoa(f.zygote.pid))
-	if err != nil {
-		return err
+// findLong finds what is long and surely the kernel's own: the zygote, or a child that has changed nothing, has other pages
+// there, or none. Too much is no harm, and it need not wait for all branches.
+func (f *fork) findLong(early []*baby) error {
+	var base *layout
+	if len(early) > 0 {
+		base = early[0].layout // as good, and read already
+	} else {
+		proc, err := os.Open("/proc/" + strconv.Itoa(f.zygote.pid))
+		if err != nil {
+			return err
+		}
+		defer proc.Close()
+		if base, err = readLayout(proc); err != nil {
+			return err
+		}
+		defer base.close()
 	}
-	defer proc.Close()
-	base, err := readLayout(proc)
-	if err != nil {
-		return err
-	}
-	defer base.close()
+	var err error
 	if f.longs, err = longRuns(f.copy, base); err != nil || len(f.longs) == 0 {
 		return err
 	}
@@ -669,7 +730,12 @@ func (f *fork) settle(b *baby) error {
 	if err := m.furnishLive(l, b.child.Limits, b.child.Network); err != nil {
 		return err
 	}
-	return m.settle(l, b.born, agentapi.DefaultKernel)
+	if err := m.settle(l, b.born, agentapi.DefaultKernel); errors.Is(err, errNewbornDied) {
+		return fault.Wrap(fault.Unavailable, err, "a branch could not be put together")
+	} else if err != nil {
+		return err
+	}
+	return nil
 }
 
 // plan is what makes this newborn the kernel.
@@ -727,16 +793,16 @@ func newLongFile(runs []run, kernel *layout) (_ *longFile, err error) {
 	var ops []memoryOp
 	i := 0
 	for _, r := range runs {
-		k := at(kernel.maps, &i, r.from)
-		if k == nil {
+		if at(kernel.maps, &i, r.from) == nil {
 			return nil, errMaps
 		}
-		ops = append(ops, memoryOp{Kind: opLong, Addr: r.from, Len: r.to - r.from, A: k.from, B: k.to})
+		whole := neighbours(kernel.maps, i)
+		ops = append(ops, memoryOp{Kind: opLong, Addr: r.from, Len: r.to - r.from, A: whole.from, B: whole.to})
 	}
 	if l.list, err = listFile(listHead{}, ops, nil, 0); err != nil {
 		return nil, err
 	}
-	if l.mount, err = mountMemory(); err != nil {
+	if l.mount, err = mountMemory(runsBytes(runs) + uint64(len(runs))*2*hugePage); err != nil {
 		return nil, err
 	}
 	fd, err := unix.Openat(int(l.mount.Fd()), longFileName, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o400)
@@ -744,23 +810,22 @@ func newLongFile(runs []run, kernel *layout) (_ *longFile, err error) {
 		return nil, err
 	}
 	l.file = os.NewFile(uintptr(fd), "long")
-	// A page is at the offset of its address: what malloc grows in place then finds nothing, rather than its end.
+	// A page is at the offset of its address, so that huge pages fit.
 	return l, l.file.Truncate(1 << 47)
 }
 
 // mountMemory makes a file system in memory that is attached nowhere, with huge pages where the host has them: then
 // copying costs a third.
 //
-// It has no size of its own: what is written is charged to the copy's cgroup, and a branch that grows a mapping finds
-// zeros, which are charged to it.
-func mountMemory() (*os.File, error) {
+// It has a size: what a branch reads where nothing was written would be part of the file until its last user ends.
+func mountMemory(size uint64) (*os.File, error) {
 	fsfd, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, err
 	}
 	defer unix.Close(fsfd)
 	_ = unix.FsconfigSetString(fsfd, "huge", "always") // a kernel without them has small ones
-	if err := unix.FsconfigSetString(fsfd, "size", "0"); err != nil {
+	if err := unix.FsconfigSetString(fsfd, "size", strconv.FormatUint(size, 10)); err != nil {
 		return nil, err
 	}
 	if err := unix.FsconfigCreate(fsfd); err != nil {

@@ -3,12 +3,14 @@ package maker
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"unsafe"
@@ -33,7 +35,7 @@ const (
 	opDrop    = 5
 	opCopy    = 6
 	opLong    = 7
-	opAllow   = 10
+	opAllow   = 8
 
 	flagShared   = 1
 	flagWritable = 2
@@ -101,6 +103,7 @@ func (m mapping) same(o mapping, at uint64) bool {
 type layout struct {
 	maps    []mapping
 	pagemap *os.File
+	private []run    // where it may have pages of its own
 	buf     []uint64 // for pages
 }
 
@@ -129,6 +132,7 @@ func readLayout(proc *os.File) (*layout, error) {
 	if l.pagemap, err = openIn(proc, "pagemap"); err != nil {
 		return nil, ended(err)
 	}
+	l.scan()
 	return l, nil
 }
 
@@ -237,29 +241,50 @@ type scanRegion struct{ from, to, categories uint64 }
 
 const (
 	pagemapScan     = 0xc0606610 // PAGEMAP_SCAN, Linux 6.7
+	categoryFile    = 1 << 2
 	categoryPresent = 1 << 3
 	categorySwapped = 1 << 4
 )
 
-// populated finds where a range has pages at all: most of an address space is only reserved. An older kernel cannot
-// tell, and all of it is looked at.
-func (l *layout) populated(r run) []run {
-	var out []run
-	var regions [256]scanRegion
-	for at := r.from; at < r.to; {
-		arg := scanArg{start: at, end: r.to, vec: uint64(uintptr(unsafe.Pointer(&regions[0]))), vecLen: uint64(len(regions)),
-			anyOf: categoryPresent | categorySwapped, returned: categoryPresent | categorySwapped}
+// scan finds where the process has pages of its own, in one pass: most of an address space is only reserved or shows
+// files. A kernel before 6.7 cannot tell, and then all of it is looked at.
+func (l *layout) scan() {
+	var most uint64
+	for _, m := range l.maps {
+		if !m.special() {
+			most = m.to
+		}
+	}
+	var regions [512]scanRegion
+	for at := l.maps[0].from; at < most; {
+		arg := scanArg{
+			start: at, end: most, vec: uint64(uintptr(unsafe.Pointer(&regions[0]))), vecLen: uint64(len(regions)),
+			inverted: categoryFile, mask: categoryFile, anyOf: categoryPresent | categorySwapped, returned: categoryPresent | categorySwapped,
+		}
 		arg.size = uint64(unsafe.Sizeof(arg))
 		n, _, errno := unix.Syscall(unix.SYS_IOCTL, l.pagemap.Fd(), pagemapScan, uintptr(unsafe.Pointer(&arg)))
 		if errno != 0 || arg.walkEnd <= at {
-			return []run{r}
+			l.private = []run{{0, most}}
+			return
 		}
 		for _, found := range regions[:n] {
-			out = addRun(out, found.from, found.to)
+			l.private = addRun(l.private, found.from, found.to)
 		}
 		at = arg.walkEnd
 	}
 	runtime.KeepAlive(&regions)
+}
+
+// populated are the parts of a range that may have pages of the process's own.
+func (l *layout) populated(r run) []run {
+	var out []run
+	first, _ := slices.BinarySearchFunc(l.private, r.from, func(p run, at uint64) int { return cmp.Compare(p.to, at+1) })
+	for _, p := range l.private[first:] {
+		if p.from >= r.to {
+			break
+		}
+		out = append(out, run{max(p.from, r.from), min(p.to, r.to)})
+	}
 	return out
 }
 
@@ -546,6 +571,19 @@ func longRuns(kernel, base *layout) ([]run, error) {
 	}
 	_, long := split(all)
 	return long, nil
+}
+
+// neighbours is the stretch of plain mappings without a gap that one is in: advice that was given for a part of what malloc
+// has mapped makes several of it.
+func neighbours(maps []mapping, i int) run {
+	first, last := i, i
+	for first > 0 && maps[first-1].to == maps[first].from && maps[first-1].plain() {
+		first--
+	}
+	for last+1 < len(maps) && maps[last+1].from == maps[last].to && maps[last+1].plain() {
+		last++
+	}
+	return run{maps[first].from, maps[last].to}
 }
 
 // plain reports whether branches may share a mapping's long pieces: it is what malloc or the interpreter has mapped, or

@@ -45,7 +45,7 @@ type pool struct {
 
 // Rotation of zygotes: siblings share a hash seed and an address layout, and a zygote with many children forks slowly.
 const (
-	zygoteLive  = 128
+	zygoteLive  = 256
 	zygoteForks = 5000
 	zygoteAge   = 6 * time.Hour
 )

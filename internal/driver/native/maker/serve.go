@@ -81,10 +81,8 @@ func (m *Maker) converse(ctx context.Context, c *net.UnixConn) (end bool) {
 		var r wire.Request
 		files, err := wire.Receive(c, &r)
 		if err == nil && r.Op == wire.OpFork {
-			if !m.converseFork(ctx, c, r, files) {
-				return false
-			}
-			continue
+			m.converseFork(ctx, c, r, files)
+			return false
 		}
 		wire.CloseAll(files) // no other request carries any
 		if err != nil {
@@ -116,10 +114,15 @@ func (m *Maker) converse(ctx context.Context, c *net.UnixConn) (end bool) {
 	}
 }
 
-// converseFork answers twice: when the parent may go on, and when its branches are there.
-func (m *Maker) converseFork(ctx context.Context, c *net.UnixConn, r wire.Request, files []*os.File) (ok bool) {
+// converseFork answers twice: when the parent may go on, and when its branches are there. A caller who leaves meanwhile ends
+// it, so a fork has a connection of its own.
+func (m *Maker) converseFork(ctx context.Context, c *net.UnixConn, r wire.Request, files []*os.File) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	go func() { // ends with the connection, which carries nothing else
+		_, _ = c.Read(make([]byte, 1))
+		cancel()
+	}()
 	var response wire.Response
 	var give []*os.File
 	talk, err := forkTalk(r, files)
@@ -138,10 +141,9 @@ func (m *Maker) converseFork(ctx context.Context, c *net.UnixConn, r wire.Reques
 	wire.CloseAll(give)
 	if err != nil && response.Fault == nil {
 		for _, child := range r.Fork.Children {
-			_ = m.Stop(ctx, child.ID, sandbox.CauseStartFail)
+			_ = m.Stop(context.WithoutCancel(ctx), child.ID, sandbox.CauseStartFail)
 		}
 	}
-	return err == nil
 }
 
 // forkTalk checks a request and takes over its descriptors.
