@@ -97,7 +97,9 @@ func (k *kernel) hearBranch(r *run, e agentapi.Event) {
 		k.finish(r, refusal(fault.New(fault.Conflict, "the kernel cannot be copied: %s", e.Message)))
 		return
 	}
-	r.branched.Store(true)
+	if r.branched.Swap(true) {
+		return
+	}
 	e.Lost = r.others
 	e.Count = int(time.Since(r.begin).Microseconds())
 	_ = r.link.event(e) // a client that left is seen below

@@ -27,7 +27,7 @@ type run struct {
 	events  int
 	bytes   int
 
-	branch   bool        // no cell: the kernel is copied
+	branch   bool // no cell: the kernel is copied
 	others   []agentapi.Lost
 	branched atomic.Bool // the copy stands
 	left     atomic.Bool // nobody waits for it any more

@@ -48,8 +48,9 @@ type disk struct {
 	root    *os.File // its topmost directory, by which the file system as a whole is asked and told
 	size    int64
 	journal bool
-	owns    bool // the image that it is made from
-	hurried bool // it is read and written through the host's cache until settle
+	owns    bool       // the image that it is made from
+	forking sync.Mutex // held while somebody outside the sandbox's cgroup may write to it
+	hurried bool       // it is read and written through the host's cache until settle
 	device  string
 	empty   int64         // bytes that the file system uses for itself
 	below   []*frozenDisk // layers between it and the template's, uppermost first; held

@@ -63,7 +63,7 @@ type baby struct {
 }
 
 // copyTime is how long the copy of a kernel may take to write its memory.
-const copyTime = 2 * time.Minute
+const copyTime = 30 * time.Second
 
 // Fork makes copies of a running sandbox. talk is the maker's end of a socket whose other end goes to the kernel by way
 // of the sandbox's agent, which the caller asks; cut is called when files and memory are those of one moment and the
@@ -106,7 +106,7 @@ func (m *Maker) Fork(ctx context.Context, r sandbox.ForkRequest, talk *net.UnixC
 			err = parent.whyEnding(err)
 		}
 	}()
-	if err := f.run(ctx, cut); err != nil {
+	if err := f.guard(func() error { return f.run(ctx, cut) }); err != nil {
 		return nil, nil, nil, err
 	}
 	for _, b := range f.babies {
@@ -227,6 +227,10 @@ func (f *fork) run(ctx context.Context, cut func()) error {
 	if err != nil {
 		return err
 	}
+	// The copy is the user's code, and outside its sandbox's cgroup once it may write memory: whoever copies the disk at that
+	// time could not stop it. So one fork of a sandbox at a time, and the disk first.
+	f.parent.shell.disk.forking.Lock()
+	defer f.parent.shell.disk.forking.Unlock()
 	defer f.parent.pool.serve()()
 	var files, memory error
 	frozen, housed := make(chan struct{}), make(chan struct{})
@@ -239,23 +243,42 @@ func (f *fork) run(ctx context.Context, cut func()) error {
 			return err
 		})
 	})
-	if err = f.gather(ctx); err == nil {
+	err = f.gather(ctx)
+	<-frozen
+	if err == nil {
+		err = files
+	}
+	if err == nil {
+		err = f.adopt()
+	}
+	if err == nil {
 		early, late := f.born()
 		work.Go(func() { memory = f.guard(func() error { return f.copyMemory(early, late, housed) }) })
-	}
-	<-frozen
-	if err == nil && files == nil {
-		files = f.each(func(b *baby) error { return f.house(ctx, b) })
+		err = f.each(func(b *baby) error { return f.house(ctx, b) })
 	}
 	close(housed)
 	work.Wait()
-	if err := errors.Join(err, files, memory); err != nil {
-		return err
-	}
-	if err := f.evict(); err != nil {
+	if err := errors.Join(err, memory, f.evict()); err != nil {
 		return err
 	}
 	return f.become()
+}
+
+// adopt makes what the copy writes from now on the first branch's: memory is charged to who first has it. The copy is
+// known by its number only here, so it must live before and after.
+func (f *fork) adopt() error {
+	alive := func() error { return unix.PidfdSendSignal(int(f.pidfd.Fd()), 0, nil, 0) }
+	err := alive()
+	if err == nil {
+		err = f.payer.Adopt(f.pid)
+	}
+	if err == nil {
+		err = alive()
+	}
+	if err != nil {
+		return fault.Wrap(fault.Unavailable, err, "the kernel's copy has ended")
+	}
+	return nil
 }
 
 // born tells the branches that are at rest already from those that have yet to be born.
@@ -273,6 +296,9 @@ func (f *fork) born() (early, late []*baby) {
 // evict ends the copy and whatever it has left in the first branch's cgroup: it was let in there to write, not to stay.
 func (f *fork) evict() error {
 	f.talk.Close()
+	if f.payer == nil {
+		return nil
+	}
 	for wait := 50 * time.Microsecond; ; wait *= 2 {
 		left := 0
 		for _, pid := range f.payer.Processes() {
@@ -369,10 +395,6 @@ func (f *fork) gather(ctx context.Context) error {
 		if err := b.shell.setLimits(poolLimits(c.Limits)); err != nil {
 			return err
 		}
-	}
-	// What the copy writes from now on is the first branch's: memory is charged to who first has it.
-	if err := f.payer.Adopt(f.pid); err != nil {
-		return fault.Wrap(fault.Unavailable, err, "the kernel's copy has ended")
 	}
 	return f.each(func(b *baby) error {
 		if b.shell == nil {
@@ -637,9 +659,9 @@ func (f *fork) copyPages() error {
 	var ops []memoryOp
 	for _, b := range f.babies {
 		runs = union(runs, b.memory.copy)
+		ops = append(ops, b.memory.allow...)
 	}
 	runs = subtract(runs, f.longs)
-	ops = append(ops, f.babies[0].memory.allow...)
 	f.bytes += runsBytes(runs)
 	off := uint64(listSize(len(ops)+len(runs), 0))
 	start := off
@@ -671,28 +693,34 @@ var errTooLittle = fault.New(fault.Exhausted, "the branch's memory limit is too 
 
 // become gives each newborn its memory, its place in the world and its agent.
 func (f *fork) become() error {
-	pages, err := readOnly(f.pages)
-	if err != nil {
-		return err
+	for _, list := range []*os.File{f.pages, f.longList()} {
+		if err := sealList(list); err != nil {
+			return err
+		}
 	}
-	defer pages.Close()
 	for _, b := range f.babies {
-		if err := f.becomeOne(b, pages); err != nil {
+		if err := f.becomeOne(b); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (f *fork) becomeOne(b *baby, pages *os.File) error {
+func (f *fork) becomeOne(b *baby) error {
 	plan, err := f.plan(b)
 	if err != nil {
 		return err
 	}
 	defer plan.Close()
-	give := []*os.File{plan, pages}
+	if err := sealList(plan); err != nil {
+		return err
+	}
+	give := []*os.File{plan, f.pages}
 	if f.long != nil {
 		give = append(give, f.long.list, f.long.sealed)
+	}
+	if err := b.born.socket.SetDeadline(time.Now().Add(birthTime)); err != nil {
+		return err
 	}
 	raw, err := b.born.socket.SyscallConn()
 	if err != nil {
@@ -728,6 +756,7 @@ func (f *fork) settle(b *baby) error {
 	l.turn.RLock()
 	defer l.turn.RUnlock()
 	if err := m.furnishLive(l, b.child.Limits, b.child.Network); err != nil {
+		b.born.close()
 		return err
 	}
 	if err := m.settle(l, b.born, agentapi.DefaultKernel); errors.Is(err, errNewbornDied) {
@@ -847,15 +876,31 @@ func (l *longFile) seal() error {
 	l.sealed = os.NewFile(uintptr(fd), "sealed")
 	l.file.Close()
 	l.file = nil
+	return unlessBusy(func() error { return setAttr(l.mount, unix.MOUNT_ATTR_RDONLY, nil) })
+}
+
+// sealList makes a list or what is behind it one that nobody can write to, however they hold it.
+func sealList(list *os.File) error {
+	if list == nil {
+		return nil
+	}
+	return unlessBusy(func() error {
+		_, err := unix.FcntlInt(list.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL)
+		return err
+	})
+}
+
+// unlessBusy tries for a moment: a shell that is being made has our descriptors until its exec.
+func unlessBusy(seal func() error) error {
 	for wait := 100 * time.Microsecond; ; wait *= 2 {
-		err := setAttr(l.mount, unix.MOUNT_ATTR_RDONLY, nil)
+		err := seal()
 		if err == nil {
 			return nil
 		}
 		if !errors.Is(err, unix.EBUSY) || wait > 200*time.Millisecond {
 			return fault.Wrap(fault.Denied, err, "the kernel's copy did not let go of the memory it wrote")
 		}
-		time.Sleep(wait) // a shell that is being made has our descriptors until its exec
+		time.Sleep(wait)
 	}
 }
 
@@ -865,9 +910,4 @@ func (l *longFile) close() {
 			f.Close()
 		}
 	}
-}
-
-// readOnly opens a file in memory once more, so that whoever gets it cannot change it for the next.
-func readOnly(f *os.File) (*os.File, error) {
-	return os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
 }

@@ -58,7 +58,7 @@ func (s *shell) freezeDisk() (*frozenDisk, error) {
 // copy, where it costs space and nothing else; a journal would have to be emptied too.
 func (s *shell) stopped(f func() error) (err error) {
 	if err := s.group.Freeze(); err != nil {
-		return err
+		return s.disk.still(f) // one of them cannot be stopped
 	}
 	defer func() { err = errors.Join(err, s.group.Thaw()) }()
 	if err := s.disk.sync(); err != nil {

@@ -66,6 +66,8 @@ const (
 	maxLayout = 64 << 30 / page
 	// roomForStack is what cove_become needs beside the lists.
 	roomForStack = 64<<10 + 8<<10
+	// maxRuns bounds the pieces of memory that are kept in mind; an ordinary kernel has some hundreds.
+	maxRuns = 128 << 10
 	// maxOpens is MAX_FILES of branch.c.
 	maxOpens = 1024
 )
@@ -122,7 +124,7 @@ func readLayout(proc *os.File) (*layout, error) {
 	}
 	pages := uint64(0)
 	for _, m := range l.maps {
-		if !m.special() && m.file == "" {
+		if !m.special() && !m.shared {
 			pages += (m.to - m.from) / page
 		}
 	}
@@ -132,8 +134,7 @@ func readLayout(proc *os.File) (*layout, error) {
 	if l.pagemap, err = openIn(proc, "pagemap"); err != nil {
 		return nil, ended(err)
 	}
-	l.scan()
-	return l, nil
+	return l, l.scan()
 }
 
 // ended explains a process that cannot be looked at: nobody else keeps us from it.
@@ -242,37 +243,44 @@ type scanRegion struct{ from, to, categories uint64 }
 const (
 	pagemapScan     = 0xc0606610 // PAGEMAP_SCAN, Linux 6.7
 	categoryFile    = 1 << 2
+	categoryZero    = 1 << 5 // the page that all who have only read share
 	categoryPresent = 1 << 3
 	categorySwapped = 1 << 4
 )
 
 // scan finds where the process has pages of its own, in one pass: most of an address space is only reserved or shows
 // files. A kernel before 6.7 cannot tell, and then all of it is looked at.
-func (l *layout) scan() {
+func (l *layout) scan() error {
 	var most uint64
 	for _, m := range l.maps {
 		if !m.special() {
 			most = m.to
 		}
 	}
-	var regions [512]scanRegion
+	regions := new([512]scanRegion)
+	var pin runtime.Pinner
+	pin.Pin(regions) // the kernel is given its address as a number
+	defer pin.Unpin()
 	for at := l.maps[0].from; at < most; {
 		arg := scanArg{
 			start: at, end: most, vec: uint64(uintptr(unsafe.Pointer(&regions[0]))), vecLen: uint64(len(regions)),
-			inverted: categoryFile, mask: categoryFile, anyOf: categoryPresent | categorySwapped, returned: categoryPresent | categorySwapped,
+			inverted: categoryFile | categoryZero, mask: categoryFile | categoryZero, anyOf: categoryPresent | categorySwapped, returned: categoryPresent | categorySwapped,
 		}
 		arg.size = uint64(unsafe.Sizeof(arg))
 		n, _, errno := unix.Syscall(unix.SYS_IOCTL, l.pagemap.Fd(), pagemapScan, uintptr(unsafe.Pointer(&arg)))
 		if errno != 0 || arg.walkEnd <= at {
 			l.private = []run{{0, most}}
-			return
+			return nil
 		}
 		for _, found := range regions[:n] {
 			l.private = addRun(l.private, found.from, found.to)
 		}
+		if len(l.private) > maxRuns {
+			return errScattered
+		}
 		at = arg.walkEnd
 	}
-	runtime.KeepAlive(&regions)
+	return nil
 }
 
 // populated are the parts of a range that may have pages of the process's own.
@@ -350,10 +358,16 @@ type memory struct {
 	allow []memoryOp // what the copy must be able to read
 }
 
-func (m *memory) take(at uint64) {
+func (m *memory) take(at uint64) error {
 	m.copy = addRun(m.copy, at, at+page)
 	m.pages++
+	if len(m.copy) > maxRuns {
+		return errScattered
+	}
+	return nil
 }
+
+var errScattered = fault.New(fault.Exhausted, "the kernel's memory is in too many pieces to be copied")
 
 // compare says how a newborn becomes a copy of a kernel. Both stand still.
 func compare(kernel, newborn *layout) (*memory, error) {
@@ -421,7 +435,9 @@ func (m *memory) changed(kernel, newborn *layout, k, n mapping, r run) error {
 			at := from + uint64(i)*page
 			switch verdict(theirs[i], ours[i]) {
 			case pageCopy:
-				m.take(at)
+				if err := m.take(at); err != nil {
+					return err
+				}
 			case pageDrop:
 				drop = addRun(drop, at, at+page)
 			case pageSame:
@@ -529,8 +545,11 @@ func (m *memory) fresh(kernel *layout, k mapping, r run) error {
 func (m *memory) present(kernel *layout, r run) error {
 	return chunks(kernel, nil, r, func(from uint64, theirs, ours []uint64) error {
 		for i, p := range theirs {
-			if verdict(p, ours[i]) == pageCopy {
-				m.take(from + uint64(i)*page)
+			if verdict(p, ours[i]) != pageCopy {
+				continue
+			}
+			if err := m.take(from + uint64(i)*page); err != nil {
+				return err
 			}
 		}
 		return nil
@@ -700,9 +719,9 @@ func listFile(head listHead, ops []memoryOp, tail []byte, more uint64) (*os.File
 			return nil, err
 		}
 	}
-	fd, err := unix.MemfdCreate("cove-branch", unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
+	fd, err := unix.MemfdCreate("cove-branch", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
 	if errors.Is(err, unix.EINVAL) { // before Linux 6.3
-		fd, err = unix.MemfdCreate("cove-branch", unix.MFD_CLOEXEC)
+		fd, err = unix.MemfdCreate("cove-branch", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	}
 	if err != nil {
 		return nil, err

@@ -372,13 +372,11 @@ func TestListFile(t *testing.T) {
 	if *head != (listHead{Magic: branchMagic, Count: 2, Room: 7, RoomLen: 8}) || *first != ops[0] || string(raw[headSize+2*opSize:]) != "/a\x00/b\x00" {
 		t.Errorf("%+v %+v %q", head, first, raw[headSize+2*opSize:])
 	}
-	again, err := readOnly(f)
-	if err != nil {
+	if err := sealList(f); err != nil {
 		t.Fatal(err)
 	}
-	defer again.Close()
-	if _, err := again.WriteAt([]byte("x"), 0); err == nil {
-		t.Error("a list that was given for reading can be written")
+	if _, err := f.WriteAt([]byte("x"), 0); err == nil {
+		t.Error("a list that is sealed can be written")
 	}
 }
 

@@ -13,7 +13,7 @@ __asm__(".globl _start\n_start: xor %rbp, %rbp\n and $-16, %rsp\n call run\n hlt
 enum {
 	NR_write = 1, NR_close = 3, NR_rt_sigaction = 13, NR_rt_sigprocmask = 14, NR_ioctl = 16, NR_socket = 41, NR_recvmsg = 47, NR_execve = 59, NR_fcntl = 72, NR_chdir = 80, NR_umask = 95,
 	NR_setsid = 112, NR_setgroups = 116, NR_setresuid = 117, NR_setresgid = 119, NR_pivot_root = 155, NR_prctl = 157, NR_mount = 165,
-	NR_umount2 = 166, NR_sethostname = 170, NR_exit_group = 231, NR_mkdirat = 258, NR_unshare = 272, NR_dup3 = 292, NR_prlimit64 = 302,
+	NR_umount2 = 166, NR_sethostname = 170, NR_exit_group = 231, NR_openat = 257, NR_mkdirat = 258, NR_unshare = 272, NR_dup3 = 292, NR_prlimit64 = 302,
 	NR_setns = 308, NR_seccomp = 317, NR_execveat = 322, NR_move_mount = 429,
 };
 #elif defined(__aarch64__)
@@ -27,7 +27,7 @@ static inline i64 sys6(i64 n, i64 a, i64 b, i64 c, i64 d, i64 e, i64 f)
 __asm__(".globl _start\n_start: mov x29, #0\n mov x30, #0\n bl run\n brk #0\n");
 enum {
 	NR_fcntl = 25, NR_dup3 = 24, NR_ioctl = 29, NR_mkdirat = 34, NR_umount2 = 39, NR_mount = 40, NR_pivot_root = 41, NR_chdir = 49,
-	NR_close = 57, NR_write = 64, NR_exit_group = 94, NR_unshare = 97, NR_setresuid = 147, NR_setresgid = 149, NR_setsid = 157,
+	NR_openat = 56, NR_close = 57, NR_write = 64, NR_exit_group = 94, NR_unshare = 97, NR_setresuid = 147, NR_setresgid = 149, NR_setsid = 157,
 	NR_rt_sigaction = 134, NR_rt_sigprocmask = 135, NR_setgroups = 159, NR_sethostname = 161, NR_umask = 166, NR_prctl = 167, NR_socket = 198, NR_recvmsg = 212, NR_execve = 221,
 	NR_prlimit64 = 261, NR_setns = 268, NR_seccomp = 277, NR_execveat = 281, NR_move_mount = 429,
 };
@@ -42,6 +42,7 @@ enum {
 #define sys1(n, a) sys6(n, a, 0, 0, 0, 0, 0)
 #define sys0(n) sys6(n, 0, 0, 0, 0, 0, 0)
 
+enum { O_PATH = 010000000, O_CLOEXEC = 02000000 };
 enum { ENOENT = 2, EINVAL = 22 };
 enum { AT_FDCWD = -100, AT_EMPTY_PATH = 0x1000, MOVE_MOUNT_F_EMPTY_PATH = 4, MSG_CMSG_CLOEXEC = 0x40000000, F_DUPFD_CLOEXEC = 1030 };
 enum { MS_RDONLY = 1, MS_NOSUID = 2, MS_NODEV = 4, MS_NOEXEC = 8, MS_REMOUNT = 32, MS_BIND = 4096, MS_REC = 16384, MS_PRIVATE = 1 << 18, MNT_DETACH = 2 };
