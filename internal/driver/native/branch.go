@@ -33,7 +33,8 @@ func (d *Driver) Fork(ctx context.Context, r sandbox.ForkRequest) (sandbox.Forke
 		defer mine.Close()
 		response, files, err := d.callFork(asked, r, mine, h.letGo)
 		if err != nil {
-			cancel(err) // nobody will speak to the copy
+			// Nobody will speak to the copy. The agent, which may know better why, is given a moment to say so.
+			time.AfterFunc(agentWord, func() { cancel(err) })
 		}
 		made <- madeBranches{response, files, err}
 	}()
@@ -58,6 +59,8 @@ func (d *Driver) Fork(ctx context.Context, r sandbox.ForkRequest) (sandbox.Forke
 	forked.NotCopied = append(forked.NotCopied, notCopied(branched.Others)...)
 	return d.welcome(ctx, r, forked, got.response.Tokens, got.files)
 }
+
+const agentWord = 300 * time.Millisecond
 
 type madeBranches struct {
 	response wire.Response

@@ -158,14 +158,18 @@ func TestReadLayout(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer proc.Close()
+	memory, err := unix.Mmap(-1, 0, 2*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(memory)
+	memory[page] = 1
 	l, err := readLayout(proc)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.close()
-	var mine [2 * page]byte
-	mine[page] = 1
-	here := uint64(uintptr(unsafe.Pointer(&mine[page]))) &^ (page - 1)
+	here := uint64(uintptr(unsafe.Pointer(&memory[page])))
 	i := 0
 	if m := at(l.maps, &i, here); m == nil || m.prot&unix.PROT_WRITE == 0 {
 		t.Errorf("our own memory is %+v", m)
