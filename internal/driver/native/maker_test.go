@@ -53,7 +53,6 @@ func TestMakerDeath(t *testing.T) {
 		}
 		close(ends)
 	}()
-	time.Sleep(300 * time.Millisecond) // until somebody listens; nothing tells
 	if err := unix.Kill(d.MakerPID(), unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}

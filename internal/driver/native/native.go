@@ -349,13 +349,13 @@ func (d *Driver) Ended(ctx context.Context) iter.Seq2[sandbox.Ended, error] {
 	return func(yield func(sandbox.Ended, error) bool) {
 		c, err := d.connect(ctx)
 		if err != nil {
-			yield(sandbox.Ended{}, err)
+			d.mourn(ctx, err, yield) // it may have died before anybody listened
 			return
 		}
 		defer c.Close()
 		defer context.AfterFunc(ctx, func() { c.Close() })()
 		if err := wire.Send(c, wire.Request{Op: wire.OpEnded}); err != nil {
-			yield(sandbox.Ended{}, err)
+			d.mourn(ctx, err, yield)
 			return
 		}
 		for {
@@ -365,13 +365,7 @@ func (d *Driver) Ended(ctx context.Context) iter.Seq2[sandbox.Ended, error] {
 				return
 			}
 			if err != nil {
-				for _, id := range d.bury(ctx) {
-					end := sandbox.Ended{ID: id, Cause: sandbox.CauseMakerDied, Message: "the maker ended, and its sandboxes with it", At: time.Now()}
-					if !yield(end, nil) {
-						return
-					}
-				}
-				yield(sandbox.Ended{}, fault.Wrap(fault.Unavailable, err, "the maker is gone"))
+				d.mourn(ctx, err, yield)
 				return
 			}
 			if r.Ended != nil {
@@ -385,6 +379,20 @@ func (d *Driver) Ended(ctx context.Context) iter.Seq2[sandbox.Ended, error] {
 			}
 		}
 	}
+}
+
+// mourn tells of the sandboxes that died with the maker, and then why the stream is over.
+func (d *Driver) mourn(ctx context.Context, err error, yield func(sandbox.Ended, error) bool) {
+	if ctx.Err() != nil {
+		return
+	}
+	for _, id := range d.bury(ctx) {
+		end := sandbox.Ended{ID: id, Cause: sandbox.CauseMakerDied, Message: "the maker ended, and its sandboxes with it", At: time.Now()}
+		if !yield(end, nil) {
+			return
+		}
+	}
+	yield(sandbox.Ended{}, fault.Wrap(fault.Unavailable, err, "the maker is gone"))
 }
 
 // bury finds out whether the maker is dead or only a connection to it, and gives the sandboxes that died with it. What

@@ -1,6 +1,6 @@
 // Package maker is the one privileged process of Cove: it makes sandboxes and zygotes, hands descriptors to the server
-// and ends what has reached its deadline. It takes no input from sandboxes, parses nothing that they wrote, follows
-// none of their paths, and lives on when the server dies.
+// and ends what has reached its deadline. It follows no path of a sandbox, reads nothing that they wrote but single bytes
+// while one is forked, and lives on when the server dies.
 package maker
 
 import (
