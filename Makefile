@@ -16,11 +16,15 @@ SHIM    := kernel/native/shim-$(GOARCH).so
 build: bin/cove bin/cove-agent
 
 # The programs that bin/cove carries inside: they must exist before Go compiles it, also for go vet and go test.
-programs: $(MAKER)/embedded/shell $(MAKER)/embedded/agent $(SHIM)
+programs: $(MAKER)/embedded/shell $(MAKER)/embedded/graft $(MAKER)/embedded/agent $(SHIM)
 
 $(MAKER)/embedded/shell: $(SHELL_C)
 	$(CC) -Os -static -nostdlib -ffreestanding -fno-stack-protector -fno-asynchronous-unwind-tables -fno-builtin \
 		-Wall -Wextra -Werror -Wl,--build-id=none -Wl,-z,noexecstack -s -o $@ $<
+
+$(MAKER)/embedded/graft: $(MAKER)/shell/graft.c $(MAKER)/shell/graft.ld $(MAKER)/shell/syscalls.h
+	$(CC) -Os -static -nostdlib -ffreestanding -fpie -fno-stack-protector -fno-asynchronous-unwind-tables -fno-builtin \
+		-fno-tree-loop-distribute-patterns -Wall -Wextra -Werror -Wl,--build-id=none -Wl,--oformat=binary -Wl,-T,$(MAKER)/shell/graft.ld -o $@ $<
 
 bin/cove-agent: FORCE
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $@ ./cmd/cove-agent
@@ -88,4 +92,4 @@ lint: programs $(LINT)
 	$(LINT) run ./...
 
 clean:
-	rm -rf bin $(MAKER)/embedded/shell $(MAKER)/embedded/agent kernel/native/*.so
+	rm -rf bin $(MAKER)/embedded/shell $(MAKER)/embedded/graft $(MAKER)/embedded/agent kernel/native/*.so

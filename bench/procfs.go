@@ -44,10 +44,17 @@ func (w *world) processes(ctx context.Context) (all []int) {
 	for _, dir := range w.groups(ctx) {
 		text, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs")) // it may have ended
 		for field := range strings.FieldsSeq(string(text)) {
-			if pid, err := strconv.Atoi(field); err == nil {
+			if pid, err := strconv.Atoi(field); err == nil && !stopped(pid) {
 				all = append(all, pid)
 			}
 		}
 	}
 	return all
+}
+
+// stopped tells a kernel's anchor: its memory is the kernel's, which is counted already.
+func stopped(pid int) bool {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)) // it may have ended
+	_, rest, _ := strings.Cut(string(text), ") ")
+	return strings.HasPrefix(rest, "t")
 }

@@ -165,7 +165,7 @@ const pause = 10 * time.Millisecond
 func (w *world) settle(ctx context.Context) error {
 	err := poll(ctx, time.Minute, 2*time.Millisecond, func() (bool, error) {
 		s, err := w.driver.Stats(ctx)
-		return err == nil && s.Pooled >= w.pooled && s.Dying == 0, err
+		return err == nil && s.Pooled >= w.pooled && s.Lacking == 0 && s.Dying == 0, err
 	})
 	select {
 	case <-time.After(pause):

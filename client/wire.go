@@ -124,7 +124,7 @@ type ForkResult struct {
 	NotCopied []NotCopied `json:"not_copied"`
 	// StallMS is for how long the sandbox's kernel took no cell.
 	StallMS float64 `json:"stall_ms"`
-	// MemoryBytes is how much memory was copied.
+	// MemoryBytes is how much memory the kernel had of its own; branches share it until they write to it.
 	MemoryBytes int64 `json:"memory_bytes"`
 }
 

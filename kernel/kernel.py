@@ -1538,11 +1538,11 @@ class Kernel:
         limits = {i: resource.getrlimit(i) for i in RLIMITS}
         channel, self.channel = self.channel, None  # whatever runs at a fork sees a kernel without one
         try:
-            pid, sock = self.brancher.branch(talk)
+            sock = self.brancher.branch(talk)
         except BaseException:  # a signal's handler may raise anything
             self.channel = channel
             raise
-        if pid:
+        if sock is None:
             self.channel = channel
             return ""
         channel.sock.detach()

@@ -30,11 +30,12 @@ MAX_MESSAGE = 64 << 10
 MAX_DESCRIPTORS = 16
 MAX_CGROUPS = 8
 MAX_GROUPS = 64
+MAX_STRAYS = 256
 CHILD_SOCKET = 3
 FRAME_CONTROL = 8
 MAX_ENVIRONMENT = 1 << 20
 EXIT_SETUP = 71  # a child that could not enter its sandbox; its stderr says why
-SHIM_VERSION = 2
+SHIM_VERSION = 3
 
 # In the environment while importing: no thread pools, whose threads a fork would lose, no windows, no files outside
 # /tmp.
@@ -57,6 +58,7 @@ class Request(ctypes.Structure):
 
     _fields_ = [
         ("pidfd", ctypes.c_int32), ("sock", ctypes.c_int32), ("out", ctypes.c_int32), ("err", ctypes.c_int32),
+        ("anchor", ctypes.c_int32),
         ("ncgroups", ctypes.c_int32), ("cgroups", ctypes.c_int32 * MAX_CGROUPS),
         ("uid", ctypes.c_uint32), ("gid", ctypes.c_uint32),
         ("ngroups", ctypes.c_int32), ("groups", ctypes.c_uint32 * MAX_GROUPS),
@@ -76,12 +78,13 @@ class Layout(ctypes.Structure):
     ]
 
 
-def make_request(message, fds, delta):
+def make_request(message, fds, delta, anchor=-1):
     groups = message.get("groups") or []
     if len(groups) > MAX_GROUPS or len(fds) > 4 + MAX_CGROUPS or len(fds) < 4:
         raise ValueError("%d groups and %d descriptors" % (len(groups), len(fds)))
     r = Request()
     r.sock, r.out, r.err, r.pidfd = fds[:4]
+    r.anchor = anchor
     r.ncgroups = len(fds) - 4
     for i, fd in enumerate(fds[4:]):
         r.cgroups[i] = fd
@@ -109,29 +112,25 @@ class Shim:
         if status:
             raise OSError("%s cannot be used here: %d" % (path, status))
         self.lib.cove_immortalise.restype = ctypes.c_long
-        self.lib.cove_become.restype = ctypes.c_char_p
-        self.socket = ctypes.c_int(-1)
-        self.pidfd = ctypes.c_int(-1)
+        self.anchor = ctypes.c_int(-1)
         self.step = ctypes.c_char_p()
 
     def fork(self, request):
-        """(pid, pidfd), or (0, None) in the child, which is then inside its sandbox."""
-        pid = self.lib.cove_fork(ctypes.byref(request), ctypes.byref(self.pidfd), ctypes.byref(self.step))
+        """(pid, its pidfd, its anchor's), or zero and nothing in the child, which is then inside its sandbox."""
+        pid = self.lib.cove_fork(ctypes.byref(request), ctypes.byref(self.anchor), ctypes.byref(self.step))
         if pid < 0:
             raise OSError(-pid, "%s: %s" % ((self.step.value or b"").decode(), os.strerror(-pid)))
-        return pid, (self.pidfd.value if pid else None)
+        if pid == 0:
+            return 0, ()
+        # Nobody but us can reap it, so the number still means the same process.
+        return pid, (pidfd_open(pid), self.anchor.value)
 
+    def become_visible(self):
+        self.lib.cove_visible()
 
     def branch(self, talk):
-        """In a kernel that is to be copied: (pid of the copy, None), or (0, its socket) in each branch."""
-        pid = self.lib.cove_branch(talk, ctypes.byref(self.socket))
-        if pid < 0:
-            raise OSError(-pid, "fork: " + os.strerror(-pid))
-        return pid, (None if pid else self.socket.value)
-
-    def become(self, sock):
-        """In a newborn: go on as a branch of another kernel. Returns only why not."""
-        return (self.lib.cove_become(sock) or b"").decode("utf-8", "replace")
+        """In a kernel whose memory is to be copied: None, or its socket in each branch."""
+        return None if self.lib.cove_branch(talk) else self.lib.cove_branch_socket()
 
 
 class Slow:
@@ -172,7 +171,7 @@ class Slow:
                 pid = self.fork_inside(request)
                 if pid == 0:
                     self.settle_or_die(request)
-                    return 0, None
+                    return 0, ()
                 os.write(w, b"%d" % pid)
             except OSError as e:
                 os.write(w, b"!%d %s" % (e.errno or 0, (e.strerror or str(e)).encode()))
@@ -192,7 +191,7 @@ class Slow:
             number, _, text = answer[1:].partition(b" ")
             raise OSError(int(number or 0), text.decode("utf-8", "replace") or "the helper died")
         # Nobody but us can reap it, so the number still means the same process.
-        return int(answer), pidfd_open(int(answer))
+        return int(answer), (pidfd_open(int(answer)),)
 
     def fork_inside(self, request):
         self.call("setns", self.libc.setns, request.pidfd, self.NAMESPACES)
@@ -213,6 +212,9 @@ class Slow:
             number = ctypes.get_errno()
             raise OSError(number, "clone: " + os.strerror(number))
         return pid
+
+    def become_visible(self):
+        pass  # it has no anchor, and is already
 
     def settle_or_die(self, request):
         try:
@@ -627,7 +629,9 @@ class Zygote:
         self.kernel = None
         self.way = None
         self.delta = None  # a buffer with the filter that each child adds to ours
+        self.anchor = -1  # the socket that kernels' anchors keep
         self.tokens = {}  # pid → token
+        self.strays = {}  # pid → how it ended, of children that nobody has named yet
         self.forks = 0
         self.wake, self.wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
@@ -739,11 +743,11 @@ class Zygote:
     def fork(self, message, fds):
         if threads() != 1:
             raise RuntimeError("the zygote has %d threads and must have one" % threads())
-        request = make_request(message, fds, self.delta)
-        pid, pidfd = self.way.fork(request)
+        request = make_request(message, fds, self.delta, self.anchor)
+        pid, pidfds = self.way.fork(request)
         if pid == 0:
             self.be_child(message)
-        self.born(message, pid, pidfd)
+        self.born(message, pid, pidfds)
 
     def be_child(self, message):
         """In the sandbox now, with descriptors 0 to 3 and no others."""
@@ -755,8 +759,7 @@ class Zygote:
                 self.rehearse_once()  # nobody waits yet: touch the memory that a first cell will
             reseed()
             birth = read_birth(sock)  # a kernel forked ahead waits here
-            if birth.get("branch"):
-                raise RuntimeError("no branch: " + self.way.become(sock.fileno()))
+            self.way.become_visible()
             limit_open_files(birth.get("open_files"))
             take_environment(birth["env"])
             self.kernel.forked()
@@ -796,13 +799,24 @@ class Zygote:
                 self.kernel.serve(socket.socket(fileno=CHILD_SOCKET))
             finally:
                 os._exit(EXIT_SETUP)
-        self.born(message, pid, pidfd_open(pid))
+        self.born(message, pid, (pidfd_open(pid),))
 
-    def born(self, message, pid, pidfd):
+    def born(self, message, pid, pidfds):
         self.forks += 1
         self.tokens[pid] = message.get("token", "")
-        self.send({"type": "forked", "token": message.get("token", ""), "pid": pid}, [pidfd])
-        os.close(pidfd)
+        self.send({"type": "forked", "token": message.get("token", ""), "pid": pid}, pidfds)
+        for fd in pidfds:
+            os.close(fd)
+
+    def adopt(self, message):
+        """A branch of one of our kernels is our child too: tell its end like that of any other."""
+        pid, token = message["pid"], message["token"]
+        status = self.strays.pop(pid, None)
+        try:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            self.tokens[pid] = token  # ours, and not reaped yet: what was known by that number was another
+        except ChildProcessError:
+            self.send(dict(type="exit", token=token, **how_it_ended(status or 0)))
 
     def reap(self):
         try:
@@ -819,12 +833,18 @@ class Zygote:
             token = self.tokens.pop(pid, None)
             if token is not None:
                 self.send(dict(type="exit", token=token, **how_it_ended(status)))
+                continue
+            self.strays[pid] = status  # a helper, an anchor, or a branch that we have yet to be told of
+            if len(self.strays) > MAX_STRAYS:
+                del self.strays[next(iter(self.strays))]
 
     def handle(self, message, fds):
         op = message.get("op")
         try:
             if op == "fork":
                 self.fork(message, fds)
+            elif op == "adopt":
+                self.adopt(message)
             elif op == "floor":
                 self.floor(message, fds)
             elif op == "stats":
@@ -842,12 +862,14 @@ class Zygote:
     def serve(self):
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self.wake_in, warn_on_full_buffer=False)
-        message, _ = self.receive()
+        message, fds = self.receive()
         if message is None:
             return
         try:
             if message.get("op") != "configure":
                 raise ValueError("the first message is not configure")
+            if fds:
+                self.anchor = fds[0]
             self.configure(message)
         except Exception as e:
             self.send({"type": "failed", "token": "", "error": "%s: %s" % (type(e).__name__, e)})

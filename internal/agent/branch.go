@@ -11,7 +11,7 @@ import (
 	"github.com/covehq/cove/internal/fault"
 )
 
-// branch is the operation: it waits for the kernel's turn, has a copy made, and holds the kernel until the client
+// branch is the operation: it waits for the kernel's turn, has it stand still to be copied, and holds it until the client
 // leaves, who may want files and memory of the same moment.
 func (a *Agent) branch(l *link, params agentapi.BranchParams) error {
 	k, err := a.kernel(params.Kernel)
@@ -19,15 +19,12 @@ func (a *Agent) branch(l *link, params agentapi.BranchParams) error {
 		return fault.New(fault.Conflict, "there is no living kernel %q to copy", params.Kernel)
 	}
 	if l.talk == nil {
-		return fault.New(fault.Invalid, "a branch needs a socket for the copy")
+		return fault.New(fault.Invalid, "a branch needs a socket to whoever makes the copy")
 	}
 	if !k.warm {
 		return fault.New(fault.Unsupported, "the kernel %q was started as a program, not forked from its template's: its memory cannot be copied", k.info.Name)
 	}
-	r := &run{link: l, branch: true, others: a.others(k)}
-	if params.Refuse && k.busy() {
-		return fault.New(fault.Conflict, "the kernel %q is busy", k.info.Name)
-	}
+	r := &run{link: l, branch: true, refuse: params.Refuse, others: a.others(k)}
 	if err := k.enqueue(r); err != nil {
 		return err
 	}
@@ -53,7 +50,7 @@ func (a *Agent) others(k *kernel) []agentapi.Lost {
 	for _, pid := range pids() {
 		st, ok := readStat(pid)
 		if !ok || pid == a.pid() || pid == 1 || forked[pid] || st.state == 'Z' || st.parent == 0 || len(lost) == maxLost {
-			continue // what has no parent here is a kernel, or the copy of one
+			continue // what has no parent here is a kernel
 		}
 		raw, _ := os.ReadFile("/proc/" + itoa(pid) + "/cmdline") // it may have ended since
 		words := strings.TrimSpace(strings.ToValidUTF8(string(bytes.ReplaceAll(raw, []byte{0}, []byte{' '})), "?"))
@@ -62,13 +59,7 @@ func (a *Agent) others(k *kernel) []agentapi.Lost {
 	return lost
 }
 
-func (k *kernel) busy() bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.current.Load() != nil || len(k.queue) > 0 || !k.isReady
-}
-
-// sendBranch gives the kernel its order and the socket that the copy speaks on.
+// sendBranch gives the kernel its order and the socket on which it says that it stands still.
 func (k *kernel) sendBranch(r *run) {
 	conn, ok := k.conn.(*net.UnixConn)
 	if !ok {
@@ -108,7 +99,7 @@ func (k *kernel) hearBranch(r *run, e agentapi.Event) {
 	}
 }
 
-// leaveBranch lets the kernel go on when its copy stands; one that is being copied cannot be stopped.
+// leaveBranch lets the kernel go on when it was copied; one that is being copied cannot be stopped.
 func (k *kernel) leaveBranch(r *run, running bool) {
 	r.left.Store(true)
 	if running && r.branched.Load() {

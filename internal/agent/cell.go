@@ -28,6 +28,7 @@ type run struct {
 	bytes   int
 
 	branch   bool // no cell: the kernel is copied
+	refuse   bool // rather than wait
 	others   []agentapi.Lost
 	branched atomic.Bool // the copy stands
 	left     atomic.Bool // nobody waits for it any more
@@ -81,6 +82,9 @@ func (k *kernel) admit(r *run) (next *run, err error) {
 	}
 	if len(k.queue) >= maxQueue {
 		return nil, fault.New(fault.Exhausted, "%d runs already wait for the kernel %q", maxQueue, k.info.Name)
+	}
+	if r.refuse && (k.current.Load() != nil || len(k.queue) > 0 || !k.isReady) {
+		return nil, fault.New(fault.Conflict, "the kernel %q is busy", k.info.Name)
 	}
 	k.queue = append(k.queue, r)
 	return k.next(), nil

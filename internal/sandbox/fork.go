@@ -120,8 +120,12 @@ func (m *Manager) fork(ctx context.Context, parent *entry, children []*entry, sp
 	forkCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(m.life, cancel)()
+	defer func() {
+		for _, e := range children {
+			close(e.started)
+		}
+	}()
 	for _, e := range children {
-		defer close(e.started)
 		e.mu.Lock()
 		e.cancel = cancel
 		e.mu.Unlock()

@@ -1,5 +1,10 @@
 // The zygote's shim: forks a kernel straight into a sandbox, and arranges memory so that the fork is cheap.
 //
+// A kernel is two processes that share one memory: the kernel itself, inside the sandbox, and its anchor, which stays
+// where the zygote is, holds no descriptor but one socket and never runs again. What cannot be done from inside, to fork
+// this memory into another sandbox, can be done from there: see branch.c and the maker's anchor.go, which keeps every
+// anchor stopped from before its kernel hears of anybody.
+//
 // libc only and no Python headers: the few functions of the interpreter that are needed are found by name at run time,
 // so one build serves every Python. Loaded with ctypes.PyDLL (the GIL is held throughout); amd64 and arm64.
 
@@ -52,11 +57,11 @@
 #define NAMESPACES                                                                                                     \
     (CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
 
-enum { SHIM_VERSION = 2, MAX_CGROUPS = 8, MAX_GROUPS = 64, CHILD_SOCKET = 3 };
+enum { SHIM_VERSION = 3, MAX_CGROUPS = 8, MAX_GROUPS = 64, ANCHOR_SOCKET = 3 };
 
 // What a fork is told. Mirrored by a ctypes.Structure in zygote.py: change both.
 struct request {
-    int32_t pidfd, sock, out, err;
+    int32_t pidfd, sock, out, err, anchor;
     int32_t ncgroups, cgroups[MAX_CGROUPS];
     uint32_t uid, gid;
     int32_t ngroups;
@@ -69,21 +74,10 @@ struct request {
 
 void (*cove_before_fork)(void), (*cove_after_child)(void), (*cove_after_parent)(void);
 int *cove_tid_address;
-uint64_t cove_heap_start;
 static void *robust_head;
 static size_t robust_length;
 
 int cove_version(void) { return SHIM_VERSION; }
-
-static void find_heap(void) {
-    char line[512];
-    FILE *f = fopen("/proc/self/maps", "re");
-    while (f && fgets(line, sizeof line, f))
-        if (strstr(line, " [heap]"))
-            cove_heap_start = strtoul(line, 0, 16);
-    if (f)
-        fclose(f);
-}
 
 // cove_init finds what a fork needs; 0, or a negative number where this interpreter or host cannot do it.
 int cove_init(void) {
@@ -96,7 +90,6 @@ int cove_init(void) {
     if (prctl(PR_GET_TID_ADDRESS, &cove_tid_address, 0, 0, 0) || !cove_tid_address)
         return -2;
     syscall(SYS_get_robust_list, 0, &robust_head, &robust_length);
-    find_heap();
     return 0;
 }
 
@@ -104,59 +97,79 @@ int cove_init(void) {
 
 static jmp_buf back;
 static const struct request *want;
-static volatile pid_t child_pid;
-static volatile int child_pidfd, helper_error;
-static const char *volatile helper_step;
-static char helper_stack[64 << 10] __attribute__((aligned(64)));
+static int report_fd; // where the anchor tells how it went
+static sigset_t usual; // the signals that are blocked in the zygote: none
+static struct report {
+    int32_t pid, error;
+    char step[8];
+} told;
+static char anchor_stack[16 << 10] __attribute__((aligned(64)));
+static char helper_stack[16 << 10] __attribute__((aligned(64)));
+static char kernel_stack[16 << 10] __attribute__((aligned(64)));
 
-// clone and not clone3: its flags travel in registers, where the filter sees that none of them makes a namespace. The
-// pidfd comes back where a parent's tid would.
-static pid_t clone_child(unsigned long flags, int *pidfd) {
-    flags |= CLONE_PIDFD | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID;
-    if (!(flags & CLONE_PARENT))
-        flags |= SIGCHLD;
-#if defined(__aarch64__)
-    return syscall(SYS_clone, flags, 0, pidfd, 0, cove_tid_address);
-#else
-    return syscall(SYS_clone, flags, 0, pidfd, cove_tid_address, 0);
-#endif
+#define TOP(stack) (stack + sizeof stack)
+
+static int be_kernel(void *unused) {
+    (void)unused;
+    _longjmp(back, 1);
 }
 
-pid_t cove_clone_copy(void) {
-    const unsigned long flags = CLONE_PARENT | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID;
-#if defined(__aarch64__)
-    return syscall(SYS_clone, flags, 0, 0, 0, cove_tid_address);
-#else
-    return syscall(SYS_clone, flags, 0, 0, cove_tid_address, 0);
-#endif
-}
-
-// The helper shares our memory, so it costs no page tables; only it changes namespaces. Its child is the kernel:
-// CLONE_PARENT makes that our child, whose end we then hear of, and the jump puts it back on our own stack.
+// The helper shares the anchor's memory, so it costs no page tables; only it changes namespaces. Its child is the kernel:
+// CLONE_PARENT makes that the zygote's, which then hears of its end, and the jump puts it on the stack of cove_fork.
+//
+// clone and not clone3: its flags travel in registers, where the filter sees that none of them makes a namespace.
 static int helper(void *unused) {
     (void)unused;
-    helper_step = "setns";
+    strcpy(told.step, "setns");
     if (setns(want->pidfd, NAMESPACES)) {
-        helper_error = errno;
+        told.error = errno;
         syscall(SYS_exit, 1);
     }
-    helper_step = "clone";
-    int fd = -1;
-    pid_t p = clone_child(CLONE_PARENT, &fd);
-    if (p == 0)
-        _longjmp(back, 1);
+    strcpy(told.step, "clone");
+    const int flags = CLONE_VM | CLONE_PARENT | CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID;
+    pid_t p = clone(be_kernel, TOP(kernel_stack), flags, 0, 0, 0, cove_tid_address);
     if (p < 0)
-        helper_error = errno;
-    child_pid = p;
-    child_pidfd = fd;
+        told.error = errno;
+    told.pid = p;
     syscall(SYS_exit, 0);
     return 0;
 }
 
-// A raw clone out of a CLONE_VM helper loses what glibc registered with the kernel for this thread.
-void cove_register_thread(void) {
-    if (robust_head)
-        syscall(SYS_set_robust_list, robust_head, robust_length);
+static void set_rseq(int flags);
+
+// The anchor runs on a stack of its own, beside the kernel. It leaves nothing of this thread registered with the host,
+// since that would be the kernel's.
+static int anchor(void *unused) {
+    (void)unused;
+    struct request r = *want;
+    const int report = report_fd;
+    sigset_t all;
+    sigfillset(&all);
+    sigprocmask(SIG_SETMASK, &all, 0);
+    set_rseq(1); // unregister; the maker looks whether that was so
+    syscall(SYS_set_robust_list, 0, robust_length);
+    strcpy(told.step, "cgroup");
+    for (int i = 0; i < r.ncgroups && !told.error; i++)
+        if (write(r.cgroups[i], "0", 1) != 1)
+            told.error = errno;
+    if (!told.error) {
+        strcpy(told.step, "clone");
+        if (clone(helper, TOP(helper_stack), CLONE_VM | CLONE_VFORK | CLONE_FILES | CLONE_PARENT, 0) < 0)
+            told.error = errno;
+    }
+    struct report mine = told;
+    // The kernel runs from here on, on the same memory: raw calls only, and nothing but this stack.
+    cove_call(SYS_write, report, (long)&mine, sizeof mine, 0, 0, 0);
+    if (mine.error || mine.pid <= 0)
+        cove_call(SYS_exit_group, EXIT_SETUP, 0, 0, 0, 0, 0);
+    cove_call(SYS_dup3, r.anchor, ANCHOR_SOCKET, 0, 0, 0, 0);
+    cove_call(SYS_close_range, 0, ANCHOR_SOCKET - 1, 0, 0, 0, 0);
+    cove_call(SYS_close_range, ANCHOR_SOCKET + 1, ~0U, 0, 0, 0, 0);
+    cove_park();
+}
+
+// set_rseq registers this thread's area for restartable sequences with the host, or takes that back.
+static void set_rseq(int flags) {
     ptrdiff_t *offset = dlsym(RTLD_DEFAULT, "__rseq_offset");
     unsigned *size = dlsym(RTLD_DEFAULT, "__rseq_size");
     if (!offset || !size || !*size)
@@ -170,8 +183,19 @@ void cove_register_thread(void) {
     uint32_t signature = 0xd428bc00;
 #endif
     uint32_t *area = (uint32_t *)(self + *offset);
-    if (syscall(SYS_rseq, area, *size < 32 ? 32 : *size, 0, signature) && errno != EBUSY && errno != EINVAL)
+    // What glibc has registered is at least 32 bytes, and more than it says that it uses.
+    for (unsigned long length = 32; length <= 512; length += 32)
+        if (length >= *size && !syscall(SYS_rseq, area, length, flags, signature))
+            return;
+    if (!flags)
         area[1] = (uint32_t)-2; // RSEQ_CPU_ID_REGISTRATION_FAILED: sched_getcpu then asks the kernel
+}
+
+// A raw clone that shares memory loses what glibc registered with the host for this thread.
+void cove_register_thread(void) {
+    if (robust_head)
+        syscall(SYS_set_robust_list, robust_head, robust_length);
+    set_rseq(0);
 }
 
 static void fail(const struct request *r, const char *step) {
@@ -193,6 +217,7 @@ static void drop_privileges(const struct request *r) {
         }
     if (setresuid(r->uid, r->uid, r->uid))
         fail(r, "setresuid");
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); // some hosts' fs.suid_dumpable has just set it
     prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0);
     struct __user_cap_header_struct h = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct d[2];
@@ -218,23 +243,18 @@ static void arrange_descriptors(struct request *r) {
         fail(r, "duplicate descriptors");
     r->err = err;
     if ((null >= 0 && dup2(null, 0) < 0) || dup2(out, 1) < 0 || dup2(err, 2) < 0 ||
-        dup3(sock, CHILD_SOCKET, O_CLOEXEC) < 0)
+        dup3(sock, KERNEL_SOCKET, O_CLOEXEC) < 0)
         fail(r, "dup2");
     r->err = 2;
-    if (syscall(SYS_close_range, CHILD_SOCKET + 1, ~0U, 0))
-        for (int fd = CHILD_SOCKET + 1; fd < 65536; fd++)
+    if (syscall(SYS_close_range, KERNEL_SOCKET + 1, ~0U, 0))
+        for (int fd = KERNEL_SOCKET + 1; fd < 65536; fd++)
             close(fd);
 }
 
 static void settle(struct request *r) {
     cove_register_thread();
-    for (int i = 0; i < r->ncgroups; i++)
-        if (write(r->cgroups[i], "0", 1) != 1)
-            fail(r, "join cgroup");
-    drop_privileges(r);
+    drop_privileges(r); // the cgroup is the anchor's
     arrange_descriptors(r);
-    // Only now: until here /proc showed nobody our descriptors. setns and setresuid had cleared it.
-    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
     setsid();
     umask(022);
     if (chdir(r->cwd) && chdir("/"))
@@ -248,28 +268,44 @@ static void settle(struct request *r) {
     }
 }
 
+// cove_visible lets the sandbox's other processes look at this one; setns and setresuid had cleared it. The caller has
+// heard from the maker: until then they could write to the memory of an anchor that is not stopped yet.
+void cove_visible(void) { prctl(PR_SET_DUMPABLE, 1, 0, 0, 0); }
+
 // cove_fork forks a kernel into the sandbox of r->pidfd. Its pid, 0 in the child, or −errno; *step then says where.
-int cove_fork(struct request *r, int *pidfd, const char **step) {
+int cove_fork(struct request *r, int *anchor_pidfd, const char **step) {
+    int report[2];
     want = r;
-    child_pid = 0;
-    child_pidfd = -1;
-    helper_error = 0;
-    helper_step = "clone";
+    memset(&told, 0, sizeof told);
+    *step = told.step;
+    strcpy(told.step, "pipe");
+    if (pipe2(report, O_CLOEXEC))
+        return -errno;
+    report_fd = report[1];
+    strcpy(told.step, "clone");
+    sigprocmask(SIG_SETMASK, 0, &usual);
     cove_before_fork();
     if (_setjmp(back) == 0) {
-        pid_t h = clone(helper, helper_stack + sizeof helper_stack, CLONE_VM | CLONE_VFORK | CLONE_FILES | SIGCHLD, 0);
-        if (h < 0)
-            helper_error = errno;
-        else
-            while (waitpid(h, 0, 0) < 0 && errno == EINTR)
-                ;
+        // No memory is shared with us: a fork that goes on elsewhere.
+        pid_t a = clone(anchor, TOP(anchor_stack), CLONE_PIDFD | SIGCHLD, 0, anchor_pidfd);
+        int failed = errno;
+        close(report[1]);
         cove_after_parent();
-        *pidfd = child_pidfd;
-        *step = helper_step;
-        if (!helper_error && child_pid <= 0)
-            helper_error = ECHILD;
-        return helper_error ? -helper_error : child_pid;
+        ssize_t n = 0;
+        while (a > 0 && (n = read(report[0], &told, sizeof told)) < 0 && errno == EINTR)
+            ; // the helper's end is told by a signal
+        if (n != sizeof told)
+            told.error = ECHILD;
+        close(report[0]);
+        if (a < 0)
+            return -failed;
+        if (told.error || told.pid <= 0) {
+            close(*anchor_pidfd);
+            return told.error ? -told.error : -ECHILD;
+        }
+        return told.pid;
     }
+    sigprocmask(SIG_SETMASK, &usual, 0); // it was born with the anchor's
     cove_after_child();
     settle(r);
     return 0;
@@ -314,11 +350,6 @@ static void arena_free(void *context, void *p, size_t n) {
         returned[nreturned++] = p;
     } else
         munmap(p, n); // also what Python itself mapped before us
-}
-
-int cove_arena_holds(uint64_t address, uint64_t len) {
-    uint64_t from = (uint64_t)room;
-    return room && address >= from && address + len <= from + ARENA_ROOM;
 }
 
 // cove_arena gives the interpreter's small objects one contiguous place and keeps large ones in one heap, so that both

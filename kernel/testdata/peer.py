@@ -121,8 +121,18 @@ class Agent:
                 return text
             time.sleep(0.002)
 
+    anchor = None  # the pidfd of the process that shares a forked kernel's memory
+
+    def end_anchor(self):
+        """What the maker does when a kernel has ended."""
+        if self.anchor is not None:
+            signal.pidfd_send_signal(self.anchor, signal.SIGKILL)
+            os.close(self.anchor)
+            self.anchor = None
+
     def close(self):
         self.sock.close()
+        self.end_anchor()
         for fd in self.unheard:
             os.close(fd)
         self.unheard = []
@@ -403,6 +413,7 @@ class Maker:
         agent = self.order(sandbox, **more)
         message, fds = self.expect("forked", agent.token)
         agent.pid, agent.pidfd = message["pid"], fds[0]
+        agent.anchor = fds[1] if len(fds) > 1 else None
         agent.ready = agent.event()
         return agent
 

@@ -17,13 +17,13 @@ import (
 	"github.com/covehq/cove/internal/template"
 )
 
-// Fork makes copies of a running sandbox. Three take part: the agent, which waits for the kernel's turn and has it copy
-// itself; the maker, which makes the branches and speaks to that copy; and we, who bring them together and let the
-// parent go on as soon as the maker has what it needs.
+// Fork makes copies of a running sandbox. Three take part: the agent, which waits for the kernel's turn and has it stand
+// still; the maker, which copies it and makes the branches; and we, who bring them together and let the parent go on as
+// soon as the maker has what it needs.
 func (d *Driver) Fork(ctx context.Context, r sandbox.ForkRequest) (sandbox.Forked, error) {
 	asked, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	mine, theirs, err := talkPair()
+	mine, theirs, err := wire.Pair(unix.SOCK_SEQPACKET)
 	if err != nil {
 		return sandbox.Forked{}, err
 	}
@@ -33,19 +33,25 @@ func (d *Driver) Fork(ctx context.Context, r sandbox.ForkRequest) (sandbox.Forke
 		defer mine.Close()
 		response, files, err := d.callFork(asked, r, mine, h.letGo)
 		if err != nil {
-			// Nobody will speak to the copy. The agent, which may know better why, is given a moment to say so.
+			// Nobody will speak to the kernel. The agent, which may know better why, is given a moment to say so.
 			time.AfterFunc(agentWord, func() { cancel(err) })
 		}
 		made <- madeBranches{response, files, err}
 	}()
 	branched, release, err := d.branch(asked, r, theirs)
-	theirs.Close() // the kernel's copy has its own, or the maker sees that there is none
+	theirs.Close() // the kernel has its own, or the maker sees that there is none
 	if err != nil {
 		if asked.Err() != nil && ctx.Err() == nil {
 			err = context.Cause(asked)
 		}
 		cancel(err)
-		wire.CloseAll((<-made).files)
+		if got := <-made; got.err == nil {
+			// They were there before the maker could hear that nobody wants them.
+			wire.CloseAll(got.files)
+			for _, c := range r.Children {
+				err = d.abandon(c.ID, err)
+			}
+		}
 		return sandbox.Forked{}, err
 	}
 	h.take(release, branched.Stalled)
@@ -101,26 +107,6 @@ func (h *held) end() {
 	h.stall = h.before + time.Since(h.since)
 }
 
-// talkPair is how the maker and the kernel's copy speak: the host vouches for who that is.
-func talkPair() (mine, theirs *os.File, err error) {
-	mine, theirs, err = wire.Pair(unix.SOCK_SEQPACKET)
-	if err != nil {
-		return nil, nil, err
-	}
-	raw, err := mine.SyscallConn()
-	if err == nil {
-		var setErr error
-		err = raw.Control(func(fd uintptr) { setErr = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_PASSCRED, 1) })
-		err = errors.Join(err, setErr)
-	}
-	if err != nil {
-		mine.Close()
-		theirs.Close()
-		return nil, nil, err
-	}
-	return mine, theirs, nil
-}
-
 func notCopied(lost []agentapi.Lost) []sandbox.NotCopied {
 	all := make([]sandbox.NotCopied, 0, len(lost))
 	for _, l := range lost {
@@ -152,8 +138,7 @@ func (d *Driver) callFork(ctx context.Context, r sandbox.ForkRequest, talk *os.F
 		var response wire.Response
 		files, err := wire.Receive(c, &response)
 		switch {
-		case ctx.Err() != nil:
-			wire.CloseAll(files)
+		case err != nil && ctx.Err() != nil:
 			return wire.Response{}, nil, context.Cause(ctx)
 		case err != nil:
 			return wire.Response{}, nil, fault.Wrap(fault.Unavailable, err, "the maker does not answer")

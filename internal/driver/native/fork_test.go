@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/fault"
@@ -835,8 +836,7 @@ for i, prot in enumerate((0, 1, 2, 3, 4, 5)): libc.mprotect(at + 2 * i * PAGE, P
 	check(grand[0], "a branch's branch")
 }
 
-// TestForkedMemoryGrows has what branches share grow and shrink by every amount: it is in a file of theirs, and malloc knows
-// nothing of that.
+// TestForkedMemoryGrows has what branches share grow and shrink by every amount.
 func TestForkedMemoryGrows(t *testing.T) {
 	parent := start(t)
 	parent.value(`
@@ -928,29 +928,96 @@ ctypes.CDLL(None).prctl(15, b"renamed", 0, 0, 0)
 	branches[0].says("a branch of a kernel in no directory", "print(os.getcwd())", "/home/user")
 }
 
+// TestForkCharges says who pays for memory. A page is charged to whoever wrote it, once. A fork writes none: parent and
+// branches have the same pages until one of them writes, who then pays for a copy. The page that it was copied from stays with
+// whoever wrote it first, as long as anybody has it: a parent that writes again what its branches still have pays for both.
 func TestForkCharges(t *testing.T) {
+	const heap = 96 << 20
 	parent := start(t, limits(func(l *template.Limits) { l.MemoryBytes = 1 << 30 }))
-	parent.value("import numpy as np\na = np.random.default_rng(1).random(12 << 20)") // 96 MB
-	before := parent.usage()
+	parent.value("import numpy as np\na = np.random.default_rng(1).random(12 << 20); total = float(a.sum())")
+	before := parent.usage().MemoryBytes
 	branches, forked := parent.fork(2, func(r *sandbox.ForkRequest) { r.Children[0].Limits.MemoryBytes = 1 << 30 })
-	if forked.Memory < 96<<20 {
-		t.Errorf("%d bytes were copied", forked.Memory)
+	if forked.Memory < heap || forked.Memory > heap*3/2 {
+		t.Errorf("a kernel of %d MB was copied", forked.Memory>>20)
 	}
-	after, first := parent.usage(), branches[0].usage()
-	if grown := after.MemoryBytes - before.MemoryBytes; grown > 16<<20 {
-		t.Errorf("the parent is charged %d MB more", grown>>20)
+	pays := func(who string, b *box, least, most int64) {
+		t.Helper()
+		if got := b.usage().MemoryBytes; got < least || got > most {
+			t.Errorf("%s is charged %d MB, not %d to %d", who, got>>20, least>>20, most>>20)
+		}
 	}
-	if first.MemoryBytes < 96<<20 {
-		t.Errorf("the first branch is charged %d MB", first.MemoryBytes>>20)
-	}
+	const some = 48 << 20
+	pays("the parent of branches", parent, before-some, before+some/2)
 	for _, b := range branches {
+		b.says("a branch reads what the parent paid for", "print(float(a.sum()) == total)", "True")
 		b.onlyItsOwn()
+		pays("a branch that only read", b, 1, some)
 	}
-	// Branches share what is large until they write to it.
-	if second := branches[1].usage(); second.MemoryBytes > 64<<20 {
-		t.Errorf("the second branch is charged %d MB: it has a copy of its own", second.MemoryBytes>>20)
+	branches[0].value("a += 1")
+	pays("a branch that wrote", branches[0], heap, heap+some)
+	pays("its sibling", branches[1], 1, some)
+	pays("their parent", parent, before-some, before+some/2)
+	parent.value("a += 1")
+	pays("a parent that wrote", parent, before+heap-some/2, before+heap+some)
+	branches[1].says("the sibling", "print(float(a.sum()) == total)", "True")
+	branches[1].stop()
+	eventually(t, "the parent pays for its own again", func() bool { return parent.usage().MemoryBytes < before+some })
+	// Whose parent has ended keeps its memory, which nobody pays for then: no more than the branch could have.
+	more, _ := parent.fork(1)
+	parent.stop()
+	more[0].says("a branch without a parent", "print(round(float(a.sum()) - total))", "12582912")
+	pays("a branch without a parent", more[0], 1, some)
+}
+
+// eventually waits for what the host does in its own time.
+func eventually(t *testing.T, claim string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); !is(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Errorf("never: %s", claim)
+			return
+		}
 	}
-	branches[1].says("the second reads what the first paid for", "print(round(float(a.sum())) == round(float(np.random.default_rng(1).random(12 << 20).sum())))", "True")
+}
+
+// TestForkOfASandboxWithoutRoom has a sandbox that may make no process and no memory more: a fork of it says so, or works.
+func TestForkOfASandboxWithoutRoom(t *testing.T) {
+	before := takeCensus(t)
+	t.Run("for processes", func(t *testing.T) {
+		parent := start(t, limits(func(l *template.Limits) { l.Pids = 24 }))
+		parent.value("import subprocess\nx = 1; all = []\ntry:\n    while True: all.append(subprocess.Popen(['sleep', '600']))\nexcept OSError: pass")
+		branches, _, err := parent.forkWithin(20*time.Second, 2)
+		if err != nil && (!fault.Is(err, fault.Exhausted) && !fault.Is(err, fault.Unavailable) || strings.Contains(err.Error(), "has ended")) {
+			t.Errorf("got %v", err)
+		}
+		if err == nil {
+			for _, b := range branches {
+				b.stop()
+			}
+		}
+		parent.value("for p in all: p.kill(); _ = p.wait()")
+		branches, _ = parent.fork(1)
+		branches[0].says("a branch when there is room again", "print(x)", "1")
+		branches[0].stop()
+		parent.stop()
+	})
+	t.Run("for memory", func(t *testing.T) {
+		parent := start(t, limits(func(l *template.Limits) { l.MemoryBytes = 160 << 20 }))
+		parent.value("blob = bytearray(110 << 20); blob[::4096] = b'x' * (len(blob) // 4096)")
+		branches, _, err := parent.forkWithin(20*time.Second, 2)
+		if err != nil && !fault.Is(err, fault.Exhausted) {
+			t.Errorf("got %v", err)
+		}
+		if err == nil {
+			branches[0].says("a branch", "print(blob.count(b'x') == len(blob) // 4096)", "True")
+			for _, b := range branches {
+				b.stop()
+			}
+		}
+		parent.says("the parent", "print(blob.count(b'x') == len(blob) // 4096)", "True")
+		parent.stop()
+	})
+	before.compare(t)
 }
 
 func TestForkIntoTooLittleMemory(t *testing.T) {
@@ -1050,6 +1117,37 @@ func TestForkIsRefused(t *testing.T) {
 	before.compare(t)
 }
 
+// TestForkWhenTheZygoteHasEnded has what all kernels were forked from be killed. They go on, and cannot be forked; a kernel of
+// the next zygote can.
+func TestForkWhenTheZygoteHasEnded(t *testing.T) {
+	m := newMaker(t)
+	b := m.start(t, func(r *sandbox.StartRequest) { r.Template = buildTemplate(t, "python") })
+	b.value("x = 1")
+	stats, err := m.driver.Stats(t.Context())
+	if err != nil || len(stats.Zygotes) == 0 {
+		t.Fatalf("%+v %v", stats, err)
+	}
+	for _, z := range stats.Zygotes {
+		if err := unix.Kill(z.PID, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if _, _, err := b.forkWithin(20*time.Second, 1); !fault.Is(err, fault.Unavailable) || strings.Contains(err.Error(), "deadline") {
+			t.Errorf("got %v", err)
+		}
+		b.says("the kernel", "x += 1; print(x > 1)", "True")
+	}
+	if err := m.driver.Kernel(t.Context(), b.id, agentapi.DefaultKernel); err != nil {
+		t.Fatal(err)
+	}
+	b.value("x = 9")
+	branches, _ := b.fork(1)
+	branches[0].says("a branch of another kernel", "print(x)", "9")
+	branches[0].stop()
+	b.stop()
+}
+
 func TestForkCopiesFiles(t *testing.T) {
 	for _, c := range []struct {
 		claim   string
@@ -1100,6 +1198,95 @@ func TestForkedFilesAndMemoryAreOfOneMoment(t *testing.T) {
 			b.stop()
 		}
 	}
+}
+
+// TestForkedSharedMemoryIsOfThatMomentToo has the parent go on writing, as soon as it may, to memory that a fork of a process
+// would share. A branch has it as it was when the rest was copied.
+func TestForkedSharedMemoryIsOfThatMomentToo(t *testing.T) {
+	for claim, c := range map[string]struct{ before, change string }{
+		"shared memory": {"import mmap, os\nn = 0; shared = mmap.mmap(-1, 1 << 20)", "n += 1; shared[:8] = n.to_bytes(8, 'little')"},
+		"a file that is gone": {
+			"import mmap, os\nn = 0; f = open('/home/user/f', 'w+b'); f.truncate(1 << 20); shared = mmap.mmap(f.fileno(), 1 << 20); os.unlink('/home/user/f')",
+			"n += 1; shared[:8] = n.to_bytes(8, 'little')",
+		},
+		"a file": {
+			"import mmap, os\nn = 0; f = open('/home/user/f', 'w+b'); f.truncate(1 << 20); shared = mmap.mmap(f.fileno(), 1 << 20)",
+			"n += 1; shared[:8] = n.to_bytes(8, 'little')",
+		},
+		"memory that is cut short": {
+			"import mmap, os\nn = 0; fd = os.memfd_create('x'); os.ftruncate(fd, 1 << 20); shared = mmap.mmap(fd, 1 << 20)",
+			"n += 1; os.ftruncate(fd, 0); os.ftruncate(fd, 1 << 20); shared[:8] = n.to_bytes(8, 'little')",
+		},
+	} {
+		t.Run(claim, func(t *testing.T) {
+			parent := start(t)
+			parent.value(c.before)
+			for range 3 {
+				parent.value(c.change)
+				var branches []*box
+				var err error
+				var work sync.WaitGroup
+				over := make(chan struct{})
+				work.Go(func() {
+					defer close(over)
+					branches, _, err = parent.forkWithin(20*time.Second, 4)
+				})
+				for going := true; going; {
+					parent.value(c.change)
+					select {
+					case <-over:
+						going = false
+					default:
+					}
+				}
+				work.Wait()
+				if err != nil {
+					t.Errorf("got %v", err)
+					continue
+				}
+				for _, b := range branches {
+					b.says("a branch", "print(n - int.from_bytes(shared[:8], 'little'))", "0")
+					b.stop()
+				}
+			}
+		})
+	}
+}
+
+// TestForksOfManyAtOnce has kernels of one zygote be forked at the same time.
+func TestForksOfManyAtOnce(t *testing.T) {
+	before := takeCensus(t)
+	var parents []*box
+	for i := range 6 {
+		p := start(t)
+		p.value(fmt.Sprintf("who = %d", i))
+		parents = append(parents, p)
+	}
+	for round := range cycles(t, 4) {
+		var work sync.WaitGroup
+		made := make([][]*box, len(parents))
+		for i, p := range parents {
+			work.Go(func() {
+				boxes, _, err := p.tryFork(2)
+				if err != nil {
+					t.Errorf("round %d: %v", round, err)
+					return
+				}
+				made[i] = boxes
+			})
+		}
+		work.Wait()
+		for i, boxes := range made {
+			for _, b := range boxes {
+				b.says("a branch", "print(who)", fmt.Sprint(i))
+				b.stop()
+			}
+		}
+	}
+	for _, p := range parents {
+		p.stop()
+	}
+	before.compare(t)
 }
 
 func TestForksAtOnce(t *testing.T) {

@@ -41,7 +41,7 @@ type Options struct {
 func Check(ctx context.Context, options Options) []Finding {
 	h := &host{options: options}
 	checks := []func(context.Context, *host) []Finding{
-		privilege, capabilities, kernel, container, userNamespaces, dataDir, copies, layers, seccompFilter, cgroups, pause, firewall, veth, forwarding,
+		privilege, capabilities, tracing, kernel, container, userNamespaces, dataDir, copies, layers, seccompFilter, cgroups, pause, firewall, veth, forwarding,
 		diskImages, memory, hugePages, sameMemory, hardware, clock,
 	}
 	if options.Root == "" {

@@ -75,6 +75,8 @@ func TestFindings(t *testing.T) {
 		{"a repaired release of that series is fine", map[string]string{"/proc/sys/kernel/osrelease": "6.1.37"}, "kernel", hostcheck.OK, "6.1.37"},
 		{"a flawed number between series is warned of", map[string]string{"/proc/sys/kernel/osrelease": "6.2.16-300.fc38"}, "kernel", hostcheck.Warn, "StackRot"},
 		{"missing SYS_ADMIN is refused", map[string]string{"/proc/self/status": "CapBnd:\t00000000a80425fb\n"}, "capabilities", hostcheck.Refuse, "CAP_SYS_ADMIN"},
+		{"processes are open too early", map[string]string{"/proc/sys/fs/suid_dumpable": "1\n"}, "tracing", hostcheck.Refuse, "suid_dumpable"},
+		{"nobody may trace", map[string]string{"/proc/sys/kernel/yama/ptrace_scope": "3\n"}, "tracing", hostcheck.Refuse, "ptrace_scope"},
 		{"missing SYS_RESOURCE is a note", map[string]string{"/proc/self/status": "CapBnd:\t000001fffeffffff\n"}, "capabilities", hostcheck.Note, "CAP_SYS_RESOURCE"},
 		{"no user namespaces are refused", map[string]string{"/proc/sys/user/max_user_namespaces": "0"}, "user namespaces", hostcheck.Refuse, "max_user_namespaces"},
 		{"Debian's old switch is refused", map[string]string{"/proc/sys/kernel/unprivileged_userns_clone": "0"}, "user namespaces", hostcheck.Refuse, "unprivileged_userns_clone"},

@@ -53,6 +53,18 @@ func capabilities(_ context.Context, h *host) []Finding {
 	return one(name, OK, "", "everything the maker needs")
 }
 
+// tracing is how a kernel's anchor is held, see the maker.
+func tracing(_ context.Context, h *host) []Finding {
+	const name, file = "tracing", "/proc/sys/kernel/yama/ptrace_scope"
+	if h.number(file, 0) >= 3 {
+		return one(name, Refuse, "set kernel.yama.ptrace_scope to 2 or less, and restart the host: 3 cannot be undone", "%s is 3: nobody may stop a process, not even root, and kernels could not be forked from a zygote", file)
+	}
+	if h.number("/proc/sys/fs/suid_dumpable", 0) == 1 {
+		return one(name, Refuse, "set fs.suid_dumpable to 0 or 2, also in /etc/sysctl.d", "/proc/sys/fs/suid_dumpable is 1: a process that gives up its rights is open to its user before it is ready for that")
+	}
+	return one(name, OK, "", "root may stop processes")
+}
+
 // flaw is a published kernel flaw that code inside a sandbox could reach: it writes memory or cached files that it
 // may only read, and all sandboxes share the templates' page cache.
 type flaw struct {

@@ -29,6 +29,7 @@ type disks struct {
 
 	mu      sync.Mutex
 	masters map[master]*os.File    // of the sizes asked for last; none has a name
+	spares  map[int64][]spare      // for forks, by size
 	named   map[string]*frozenDisk // images of templates that somebody uses, by path
 }
 
@@ -41,6 +42,93 @@ type master struct {
 	journal bool
 }
 
+// spare is an image without content behind a device: attaching one is half of what a copy of a small disk takes.
+type spare struct {
+	image, loop *os.File
+	size        int64
+}
+
+func (d *disks) newSpare(size int64) (spare, error) {
+	image, err := nameless(d.dir)
+	if err != nil {
+		return spare{}, err
+	}
+	err = image.Truncate(size)
+	var loop *os.File
+	if err == nil {
+		loop, err = attachLoop(image, d.mark, 0)
+	}
+	if err != nil {
+		image.Close()
+		return spare{}, err
+	}
+	return spare{image, loop, size}, nil
+}
+
+// keepSpares has so many of a size ready.
+func (d *disks) keepSpares(n int, size int64) error {
+	for {
+		d.mu.Lock()
+		var gone []spare
+		have := d.spares[size]
+		if len(have) > n {
+			gone, d.spares[size] = have[n:], have[:n]
+		}
+		short := n > len(have)
+		d.mu.Unlock()
+		for _, s := range gone {
+			s.close()
+		}
+		if !short {
+			return nil
+		}
+		s, err := d.newSpare(size)
+		if err != nil {
+			return err
+		}
+		d.mu.Lock()
+		d.spares[size] = append(d.spares[size], s)
+		d.mu.Unlock()
+	}
+}
+
+// takeSpare gives one of a size, or a new image without a device.
+func (d *disks) takeSpare(size int64) (spare, error) {
+	d.mu.Lock()
+	if have := d.spares[size]; len(have) > 0 {
+		s := have[len(have)-1]
+		d.spares[size] = have[:len(have)-1]
+		d.mu.Unlock()
+		return s, nil
+	}
+	d.mu.Unlock()
+	image, err := nameless(d.dir)
+	return spare{image: image, size: size}, err
+}
+
+// close lets go of what is kept ready.
+func (d *disks) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, f := range d.masters {
+		f.Close()
+	}
+	clear(d.masters)
+	for _, all := range d.spares {
+		for _, s := range all {
+			s.close()
+		}
+	}
+	clear(d.spares)
+}
+
+func (s spare) close() {
+	s.image.Close()
+	if s.loop != nil {
+		s.loop.Close()
+	}
+}
+
 // disk is the own layer of one sandbox.
 type disk struct {
 	disks   *disks
@@ -48,9 +136,10 @@ type disk struct {
 	root    *os.File // its topmost directory, by which the file system as a whole is asked and told
 	size    int64
 	journal bool
-	owns    bool       // the image that it is made from
-	forking sync.Mutex // held while somebody outside the sandbox's cgroup may write to it
-	hurried bool       // it is read and written through the host's cache until settle
+	hurried bool // it is read and written through the host's cache until settle
+	work    int  // which of its two work directories is in use
+	trees   int  // that it is for
+	marked  bool // the other one is still marked by who used it before
 	device  string
 	empty   int64         // bytes that the file system uses for itself
 	below   []*frozenDisk // layers between it and the template's, uppermost first; held
@@ -67,34 +156,38 @@ func openDisks(dir string) (*disks, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	return &disks{dir: dir, mark: markOf(dir), reflink: canReflink(dir) == nil, masters: map[master]*os.File{}, named: map[string]*frozenDisk{}}, nil
+	return &disks{dir: dir, mark: markOf(dir), reflink: canReflink(dir) == nil, masters: map[master]*os.File{}, spares: map[int64][]spare{}, named: map[string]*frozenDisk{}}, nil
 }
 
-// make gives a disk for so many trees and its mount, which is attached nowhere and holds a directory with u and w for each.
+// make gives a disk for so many trees and its mount, which is attached nowhere and holds a directory with u, w and x for each.
 func (d *disks) make(f form, trees int) (_ *disk, mount *os.File, err error) {
 	want := master{f.disk, f.storage == sandbox.StorageDurable}
 	made := &disk{disks: d, size: want.bytes, journal: want.journal}
 	copied := f.from != nil && (d.reflink || f.from.bytes <= smallLayer)
-	var content *os.File
-	switch {
-	case copied:
+	var content spare
+	if copied {
 		made.size, made.journal, made.empty, made.below = f.from.size, f.from.journal, f.from.empty, holdAll(f.from.below)
-		content, made.owns, made.hurried = f.from.image, f.owns, f.hurried
-	default:
-		if content, err = d.master(want); err != nil {
-			return nil, nil, err
-		}
-		defer content.Close()
+		made.hurried, made.work = f.hurried, 1-f.from.work
+		content, err = f.from.copy(f.owns)
+	} else {
 		if f.from != nil {
 			made.below = append(holdAll([]*frozenDisk{f.from}), holdAll(f.from.below)...)
 		}
+		content, err = d.blank(want)
+	}
+	if err != nil {
+		made.close()
+		return nil, nil, err
 	}
 	if mount, err = made.fill(content); err != nil {
 		made.close()
 		return nil, nil, err
 	}
 	if copied {
-		err = forgetVolatile(made.root, trees)
+		made.trees, made.marked = trees, true
+		if f.from.marked {
+			err = forgetVolatile(made.root, made.work, trees)
+		}
 	} else {
 		made.empty, err = usedBytes(made.root)
 	}
@@ -106,18 +199,42 @@ func (d *disks) make(f form, trees int) (_ *disk, mount *os.File, err error) {
 	return made, mount, nil
 }
 
-// fill gives the disk its content, a copy of another image, and mounts it.
-func (k *disk) fill(from *os.File) (mount *os.File, err error) {
-	if k.image, err = k.content(from); err != nil {
-		return nil, err
-	}
-	flags := uint32(unix.LO_FLAGS_DIRECT_IO)
-	if k.hurried {
-		flags = 0 // it was just written, and reading past the host's cache would wait for the host's disk
-	}
-	loop, err := attachLoop(k.image, k.disks.mark, flags)
+// blank is a copy of an empty file system.
+func (d *disks) blank(want master) (spare, error) {
+	from, err := d.master(want)
 	if err != nil {
-		return nil, err
+		return spare{}, err
+	}
+	defer from.Close()
+	image, err := copyImage(d.dir, from, want.bytes)
+	return spare{image: image, size: want.bytes}, err
+}
+
+// fill makes an image the disk's, and mounts it.
+func (k *disk) fill(content spare) (mount *os.File, err error) {
+	k.image = content.image
+	loop := content.loop
+	if loop == nil {
+		flags := uint32(unix.LO_FLAGS_DIRECT_IO)
+		if k.hurried {
+			flags = 0 // it was just written, and reading past the host's cache would wait for the host's disk
+		}
+		if loop, err = attachLoop(k.image, k.disks.mark, flags); err != nil {
+			return nil, err
+		}
+	}
+	if content.loop != nil {
+		// Whoever looked at the device before the image had its content must not be believed.
+		if err := unix.IoctlSetInt(int(loop.Fd()), unix.BLKFLSBUF, 0); err != nil {
+			loop.Close()
+			return nil, fmt.Errorf("flush device: %w", err)
+		}
+		if !k.hurried {
+			_ = unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_SET_DIRECT_IO, 1) // a comfort
+		}
+	}
+	if k.hurried {
+		fetch(k.image, loop)
 	}
 	k.device = loop.Name()
 	// The mount keeps the device; the device clears itself when the last user is gone.
@@ -136,6 +253,24 @@ func (k *disk) fill(from *os.File) (mount *os.File, err error) {
 	return mount, nil
 }
 
+// fetch has the device read what a new file system will ask for: block by block it would wait for each.
+func fetch(image, loop *os.File) {
+	const most = 4 << 20
+	for at, fetched := int64(0), int64(0); fetched < most; {
+		start, err := unix.Seek(int(image.Fd()), at, unix.SEEK_DATA)
+		if err != nil {
+			return
+		}
+		if at, err = unix.Seek(int(image.Fd()), start, unix.SEEK_HOLE); err != nil {
+			return
+		}
+		if unix.Fadvise(int(loop.Fd()), start, at-start, unix.FADV_WILLNEED) != nil {
+			return
+		}
+		fetched += at - start
+	}
+}
+
 // settle ends the hurry: what is cached in the sandbox need not be cached by the host as well. It may wait for the host's
 // disk, and so does the sandbox that writes meanwhile.
 func (k *disk) settle() {
@@ -151,18 +286,9 @@ func (k *disk) settle() {
 	defer loop.Close()
 	// A comfort: without it there are two caches.
 	_ = unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_SET_DIRECT_IO, 1)
-}
-
-// content is a copy of an image, or that image itself when the disk has become its owner.
-func (k *disk) content(from *os.File) (*os.File, error) {
-	if !k.owns {
-		return copyImage(k.disks.dir, from, k.size)
+	if k.marked {
+		k.marked = forgetVolatile(k.root, 1-k.work, k.trees) != nil // a copy would do it too, while somebody waits
 	}
-	fd, err := unix.FcntlInt(from.Fd(), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), "image"), nil
 }
 
 // close lets go of the disk, when nobody copies it any more; its space is free when its last mount is gone too.
@@ -210,11 +336,15 @@ func openRoot(mount *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "disk"), nil
 }
 
-// forgetVolatile removes the mark that a volatile overlay leaves in its work directory, which no sandbox sees: the next
-// overlay on a copy of it would be refused, since a crash might have lost something. Ours was synced and frozen.
-func forgetVolatile(root *os.File, trees int) error {
+// workDirs are the names of a tree's two work directories, which no sandbox sees.
+var workDirs = [2]string{"w", "x"}
+
+// forgetVolatile removes the mark that a volatile overlay leaves in its work directory: the next overlay that uses it
+// would be refused, since a crash might have lost something. Ours was synced and frozen. A copy of a disk uses the other
+// work directory, so that the mark can be removed when nobody waits.
+func forgetVolatile(root *os.File, work, trees int) error {
 	for i := range trees {
-		marks := filepath.Join(strconv.Itoa(i), "w/work/incompat")
+		marks := filepath.Join(strconv.Itoa(i), workDirs[work], "work/incompat")
 		for _, left := range []struct {
 			name  string
 			flags int
@@ -264,7 +394,7 @@ func (d *disks) makeMaster(want master) (*os.File, error) {
 		return nil, err
 	}
 	for i := range maxTrees {
-		for _, leaf := range []string{"u", "w"} {
+		for _, leaf := range []string{"u", workDirs[0], workDirs[1]} {
 			if err := os.MkdirAll(filepath.Join(skeleton, strconv.Itoa(i), leaf), 0o755); err != nil {
 				return nil, err
 			}

@@ -171,9 +171,7 @@ func TestDiskIsCopied(t *testing.T) {
 					t.Fatal(err)
 				}
 				// As an overlay that promises nothing after a crash leaves it.
-				if err := os.MkdirAll(filepath.Join(parent.At, "0/w/work/incompat/volatile"), 0o700); err != nil {
-					t.Fatal(err)
-				}
+				mark(t, parent)
 				frozen := must[maker.Frozen](t)(parent.Freeze())
 				if err := os.WriteFile(file, []byte("later"), 0o600); err != nil {
 					t.Fatalf("the disk is not thawed: %v", err)
@@ -194,9 +192,7 @@ func TestDiskIsCopied(t *testing.T) {
 					}
 					for _, child := range []maker.Disk{first, second} {
 						check(child.At)
-						if _, err := os.Stat(filepath.Join(child.At, "0/w/work/incompat")); !errors.Is(err, os.ErrNotExist) {
-							t.Errorf("the mark of a volatile overlay is left: %v", err)
-						}
+						unmarked(t, child)
 					}
 					if err := os.WriteFile(filepath.Join(first.At, "0/u/file"), []byte("mine"), 0o600); err != nil {
 						t.Fatal(err)
@@ -228,6 +224,37 @@ func TestDiskIsCopied(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestCopiesOfCopiesAreUnmarked has each be used by an overlay that leaves its mark: the next is not refused, although there
+// are only two work directories.
+func TestCopiesOfCopiesAreUnmarked(t *testing.T) {
+	d, _ := disks(t, false)
+	at := must[maker.Disk](t)(d.Make(256<<20, sandbox.StorageVolatile, maker.Frozen{}))
+	for range 4 {
+		mark(t, at)
+		frozen := must[maker.Frozen](t)(at.Freeze())
+		at.Close()
+		at = must[maker.Disk](t)(d.Make(256<<20, sandbox.StorageVolatile, frozen))
+		frozen.Close()
+		unmarked(t, at)
+	}
+	at.Close()
+}
+
+// mark does what a volatile overlay does in its work directory.
+func mark(t *testing.T, d maker.Disk) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Join(d.At, "0", d.Work(), "work/incompat/volatile"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func unmarked(t *testing.T, d maker.Disk) {
+	t.Helper()
+	if _, err := os.Stat(filepath.Join(d.At, "0", d.Work(), "work/incompat")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the mark of a volatile overlay is left: %v", err)
 	}
 }
 

@@ -90,9 +90,7 @@ func OpenDisks(dir string, reflink bool) (Disks, error) {
 
 // Close lets go of the empty ones.
 func (d Disks) Close() {
-	for _, f := range d.d.masters {
-		f.Close()
-	}
+	d.d.close()
 }
 
 // Disk is one that is mounted somewhere.
@@ -122,6 +120,9 @@ func (d Disk) Freeze() (Frozen, error) {
 
 // Below counts the frozen layers under it.
 func (d Disk) Below() int { return len(d.k.below) }
+
+// Work is the work directory in use, of each tree.
+func (d Disk) Work() string { return workDirs[d.k.work] }
 
 // Bytes on it.
 func (d Disk) Bytes() int64 { return d.k.bytes() }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -21,9 +22,12 @@ type frozenDisk struct {
 	disks   *disks
 	name    string // of a template's image; empty: it has none
 	image   *os.File
+	loop    *os.File // a device that shows the image already; nil: none
 	size    int64
 	bytes   int64 // that a copy would have to write
 	journal bool
+	work    int  // which of the work directories was in use
+	marked  bool // the other one was still marked
 	empty   int64
 	below   []*frozenDisk // what lay below the disk, uppermost first; held
 
@@ -57,6 +61,8 @@ func (s *shell) freezeDisk() (*frozenDisk, error) {
 // would wait for every processor of the host several times: tens of milliseconds. What is open and deleted stays in the
 // copy, where it costs space and nothing else; a journal would have to be emptied too.
 func (s *shell) stopped(f func() error) (err error) {
+	s.moving.Lock()
+	defer s.moving.Unlock()
 	if err := s.group.Freeze(); err != nil {
 		return s.disk.still(f) // one of them cannot be stopped
 	}
@@ -79,17 +85,23 @@ func (k *disk) freeze(dir string, still func(func() error) error) (_ *frozenDisk
 		return nil, err
 	}
 	k.trim()
-	image, err := nameless(dir)
+	into := spare{size: k.size}
+	if dir == k.disks.dir {
+		into, err = k.disks.takeSpare(k.size)
+	} else {
+		into.image, err = nameless(dir)
+	}
 	if err != nil {
 		return nil, err
 	}
+	image := into.image
 	err = still(func() error { return copyInto(image, k.image, k.size) })
 	if err != nil {
-		image.Close()
+		into.close()
 		return nil, err
 	}
 	return &frozenDisk{
-		disks: k.disks, image: image, size: k.size, bytes: allocated(image), journal: k.journal, empty: k.empty,
+		disks: k.disks, image: image, loop: into.loop, size: k.size, bytes: allocated(image), journal: k.journal, empty: k.empty, work: k.work, marked: k.marked,
 		below: holdAll(k.below), users: 1,
 	}, nil
 }
@@ -170,12 +182,45 @@ func (f *frozenDisk) close() {
 	if !last {
 		return
 	}
-	f.image.Close()
+	spare{image: f.image, loop: f.loop}.close()
 	if f.mount != nil {
 		f.mount.Close()
 	}
 	closeAll(f.below)
 }
+
+// copy gives its content to a disk: a copy, or the image itself when nobody else will ask.
+func (f *frozenDisk) copy(last bool) (spare, error) {
+	if last {
+		fd, err := unix.FcntlInt(f.image.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return spare{}, err
+		}
+		s := spare{os.NewFile(uintptr(fd), "image"), f.loop, f.size}
+		f.loop = nil
+		return s, nil
+	}
+	s, err := f.disks.takeSpare(f.size)
+	if err != nil {
+		return spare{}, err
+	}
+	if err := copyInto(s.image, f.image, f.size); err != nil {
+		s.close()
+		return spare{}, err
+	}
+	return s, nil
+}
+
+// settleDisk waits until a new branch has done what it was made for.
+func (m *Maker) settleDisk(k *disk) {
+	select {
+	case <-time.After(settleTime):
+		k.settle()
+	case <-m.closed:
+	}
+}
+
+const settleTime = time.Second
 
 func holdAll(all []*frozenDisk) []*frozenDisk {
 	for _, f := range all {

@@ -25,6 +25,7 @@ const base = "/sys"
 type host struct {
 	shell *os.File // the shell program, sealed
 	agent *os.File // the agent, sealed
+	graft []byte   // what makes a copy of a kernel's memory a kernel
 }
 
 // prepareHost leaves a mount namespace with the few mounts that are needed, since every sandbox begins as a copy of it.
@@ -56,6 +57,9 @@ func prepareHost(dataDir, nameserver string) (*host, error) {
 		return nil, err
 	}
 	if h.agent, err = sealed("agent"); err != nil {
+		return nil, err
+	}
+	if h.graft, err = embedded.ReadFile("embedded/graft"); err != nil {
 		return nil, err
 	}
 	return h, nil

@@ -64,7 +64,7 @@ func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token stri
 func (m *Maker) newLive(id string, p *pool, s *shell, limits template.Limits, env map[string]string) *live {
 	return &live{
 		id: id, tenant: p.key.tenant, template: p.template.Name, pool: p, shell: s, started: time.Now(), limits: limits,
-		given: env, env: merge(p.template.Env, env), kernels: map[string]*zygote{}, over: make(chan struct{}),
+		given: env, env: merge(p.template.Env, env), kernels: map[string]origin{}, over: make(chan struct{}),
 	}
 }
 
@@ -84,10 +84,11 @@ func (m *Maker) furnishLive(l *live, limits template.Limits, network policy.Netw
 	return l.shell.tell(agentapi.Message{Type: agentapi.MessageBoot, Boot: &boot})
 }
 
-func (l *live) keepZygote(kernel string, z *zygote) {
+// keep notes from where a kernel can be forked.
+func (l *live) keep(kernel string, n *newborn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.kernels[kernel] = z
+	l.kernels[kernel] = origin{n.zygote, n.anchor}
 }
 
 func merge(env, more map[string]string) map[string]string {
@@ -368,14 +369,12 @@ func (m *Maker) Floor(ctx context.Context, key poolKey) (*os.File, error) {
 		return nil, err
 	}
 	defer theirs.Close()
-	_, pidfd, err := z.fork(ctx, zygoteRequest{Op: "floor", Token: rand.Text()}, nil, theirs)
+	pidfds, err := z.fork(ctx, zygoteRequest{Op: "floor", Token: rand.Text()}, nil, theirs)
 	if err != nil {
 		mine.Close()
 		return nil, err
 	}
-	if pidfd != nil {
-		pidfd.Close()
-	}
+	wire.CloseAll(pidfds)
 	return mine, nil
 }
 

@@ -20,6 +20,7 @@ import (
 
 	"github.com/covehq/cove/internal/driver/native/cgroup"
 	"github.com/covehq/cove/internal/driver/native/network"
+	"github.com/covehq/cove/internal/driver/native/trace"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
@@ -69,6 +70,12 @@ type Maker struct {
 // poolKey is what shells and zygotes are made for. Tenants never share one.
 type poolKey struct{ tenant, digest string }
 
+// origin is what a kernel was forked from, and what forks of it are made from.
+type origin struct {
+	zygote *zygote
+	anchor *trace.Process // nil: it cannot be forked
+}
+
 // live is a sandbox that was started.
 type live struct {
 	id       string
@@ -85,8 +92,8 @@ type live struct {
 
 	mu       sync.Mutex
 	paused   bool
-	forked   bool               // a kernel was forked into it
-	kernels  map[string]*zygote // what each kernel was forked from
+	forked   bool              // a kernel was forked into it
+	kernels  map[string]origin // of each kernel
 	deadline time.Time
 	timer    *time.Timer
 	cause    sandbox.Cause // first one wins
@@ -351,6 +358,7 @@ func (m *Maker) Close() error {
 	if m.net != nil {
 		errs = append(errs, m.net.Close())
 	}
+	m.disks.close()
 	m.groups.Close()
 	return errors.Join(errs...)
 }

@@ -1,12 +1,12 @@
 package maker // inside: nothing of this has a name outside
 
 import (
+	"encoding/binary"
+	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -17,31 +17,37 @@ import (
 	"github.com/covehq/cove/internal/fault"
 )
 
-func TestListsAreLaidOutAsTheKernelReadsThem(t *testing.T) {
-	branch, err := filepath.Abs("../../../../kernel/native/branch.c")
+func TestGraftIsLaidOutAsItIsRead(t *testing.T) {
+	graft, err := filepath.Abs("shell/graft.c")
 	if err != nil {
 		t.Fatal(err)
 	}
 	source := filepath.Join(t.TempDir(), "size.c")
-	// A negative array size does not compile: the compiler itself compares.
-	text := fmt.Sprintf("#include %q\n", branch)
+	// The compiler itself compares. What is written is packed, so Go's own offsets are those only where nothing is padded.
+	text := fmt.Sprintf("#include %q\n", graft)
 	for what, want := range map[string]int{
-		"sizeof(struct op)": opSize, "sizeof(struct list)": headSize, "BRANCH_MAGIC": branchMagic, "MAX_FILES": maxOpens,
-		"UNMAP": opUnmap, "ANON": opAnon, "OPEN": opOpen, "PROTECT": opProtect, "DROP": opDrop, "COPY": opCopy, "LONG": opLong, "ALLOW": opAllow,
-		"SHARED": flagShared, "WRITABLE": flagWritable,
-		"__builtin_offsetof(struct op, addr)": int(unsafe.Offsetof(memoryOp{}.Addr)), "__builtin_offsetof(struct op, off)": int(unsafe.Offsetof(memoryOp{}.Off)),
-		"__builtin_offsetof(struct op, b)": int(unsafe.Offsetof(memoryOp{}.B)), "__builtin_offsetof(struct op, prot)": int(unsafe.Offsetof(memoryOp{}.Prot)),
-		"__builtin_offsetof(struct list, room)": int(unsafe.Offsetof(listHead{}.Room)), "__builtin_offsetof(struct list, brk)": int(unsafe.Offsetof(listHead{}.Brk)),
+		"sizeof(struct op)": binary.Size(graftOp{}), "sizeof(struct graft)": binary.Size(graftHead{}),
+		"sizeof(struct op) + 0": int(unsafe.Sizeof(graftOp{})), "sizeof(struct graft) + 0": int(unsafe.Sizeof(graftHead{})),
+		"SHARE": opShare, "OWN": opOwn, "OPEN": opOpen, "OPEN_SHARED": opOpenShared, "KEEP": opKeep,
+		"__builtin_offsetof(struct op, prot)": int(unsafe.Offsetof(graftOp{}.Prot)), "__builtin_offsetof(struct op, addr)": int(unsafe.Offsetof(graftOp{}.Addr)),
+		"__builtin_offsetof(struct op, len)": int(unsafe.Offsetof(graftOp{}.Len)), "__builtin_offsetof(struct op, off)": int(unsafe.Offsetof(graftOp{}.Off)),
+		"__builtin_offsetof(struct op, path)": int(unsafe.Offsetof(graftOp{}.Path)), "__builtin_offsetof(struct op, keep)": int(unsafe.Offsetof(graftOp{}.Keep)),
+		"__builtin_offsetof(struct graft, resume)": int(unsafe.Offsetof(graftHead{}.Resume)), "__builtin_offsetof(struct graft, room)": int(unsafe.Offsetof(graftHead{}.Room)),
+		"__builtin_offsetof(struct graft, size)": int(unsafe.Offsetof(graftHead{}.Size)), "__builtin_offsetof(struct graft, word)": int(unsafe.Offsetof(graftHead{}.Word)),
+		"__builtin_offsetof(struct graft, uid)": int(unsafe.Offsetof(graftHead{}.UID)), "__builtin_offsetof(struct graft, gid)": int(unsafe.Offsetof(graftHead{}.GID)),
+		"__builtin_offsetof(struct graft, filter)": int(unsafe.Offsetof(graftHead{}.Filter)), "__builtin_offsetof(struct graft, filter_len)": int(unsafe.Offsetof(graftHead{}.FilterLen)),
+		"__builtin_offsetof(struct graft, ops)": int(unsafe.Offsetof(graftHead{}.Ops)), "__builtin_offsetof(struct graft, ops_len)": int(unsafe.Offsetof(graftHead{}.OpsLen)),
+		"__builtin_offsetof(struct graft, pidfd)": int(unsafe.Offsetof(graftHead{}.PidFD)), "__builtin_offsetof(struct graft, error)": int(unsafe.Offsetof(graftHead{}.Error)),
+		"__builtin_offsetof(struct graft, fd)": int(unsafe.Offsetof(graftHead{}.FD)),
+		"3 * STACK":                            graftStacks,
 	} {
 		text += fmt.Sprintf("_Static_assert(%s == %d, \"%s\");\n", what, want, what)
 	}
-	// Beside the lists a newborn needs its stack and what it knows of the files.
-	text += fmt.Sprintf("_Static_assert(STACK + sizeof(struct become) <= %d, \"room\");\n", roomForStack)
 	if err := os.WriteFile(source, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("cc", "-fsyntax-only", "-w", source).CombinedOutput(); err != nil {
-		t.Errorf("branch.c and memory.go differ: %v\n%s", err, out)
+	if out, err := exec.Command("cc", "-ffreestanding", "-fsyntax-only", "-w", source).CombinedOutput(); err != nil {
+		t.Errorf("graft.c and the maker differ: %v\n%s", err, out)
 	}
 }
 
@@ -53,13 +59,12 @@ func TestParseMaps(t *testing.T) {
 7f0000001000-7f0000003000 rw-s 00002000 00:2f 7                          /home/user/a name  with spaces
 7f0000003000-7f0000004000 r--p 00000000 00:2f 8                          /home/user/a\012line and \134 more (deleted)
 7f0000004000-7f0000005000 rw-s 00000000 00:01 1029                       /dev/zero (deleted)
-7f0000005000-7f0000006000 rw-p 7f0000005000 00:c0 2                      /.cove-branch
 7ffc00000000-7ffc00021000 rw-p 00000000 00:00 0                          [stack]
 7ffc00030000-7ffc00034000 r--p 00000000 00:00 0                          [vvar]
 7ffc00034000-7ffc00036000 r-xp 00000000 00:00 0                          [vdso]
 ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]
 `
-	got, err := parseMaps(strings.NewReader(text))
+	got, err := parseMaps(strings.NewReader(text), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +75,6 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
 		{from: 0x7f0000001000, to: 0x7f0000003000, prot: rw, shared: true, off: 0x2000, file: "00:2f:7", path: "/home/user/a name  with spaces"},
 		{from: 0x7f0000003000, to: 0x7f0000004000, prot: unix.PROT_READ, file: "00:2f:8", path: `/home/user/a\012line and \134 more (deleted)`},
 		{from: 0x7f0000004000, to: 0x7f0000005000, prot: rw, shared: true, file: "00:01:1029", path: "/dev/zero (deleted)"},
-		{from: 0x7f0000005000, to: 0x7f0000006000, prot: rw, off: 0x7f0000005000, file: "00:c0:2", path: "/.cove-branch"},
 		{from: 0x7ffc00000000, to: 0x7ffc00021000, prot: rw, path: "[stack]"},
 		{from: 0x7ffc00030000, to: 0x7ffc00034000, prot: unix.PROT_READ, path: "[vvar]"},
 		{from: 0x7ffc00034000, to: 0x7ffc00036000, prot: unix.PROT_READ | unix.PROT_EXEC, path: "[vdso]"},
@@ -79,13 +83,13 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(mapping{})); diff != "" {
 		t.Error(diff)
 	}
-	type kinds struct{ special, reopens, plain bool }
+	type kinds struct{ special, reopens bool }
 	var is []kinds
 	for _, m := range got {
-		is = append(is, kinds{m.special(), m.reopens(), m.plain()})
+		is = append(is, kinds{m.special(), m.reopens()})
 	}
 	if diff := cmp.Diff([]kinds{
-		{reopens: true}, {plain: true}, {}, {reopens: true}, {}, {}, {plain: true}, {}, {special: true}, {special: true}, {special: true},
+		{reopens: true}, {}, {}, {reopens: true}, {}, {}, {}, {special: true}, {special: true}, {special: true},
 	}, is, cmp.AllowUnexported(kinds{})); diff != "" {
 		t.Error(diff)
 	}
@@ -100,7 +104,7 @@ func TestHostileFileNames(t *testing.T) {
 	}{
 		{"/home/user/[stack]", true}, {"/home/user/[vdso]", true}, {"/home/user/x (deleted)", false}, {"/home/user/ leading", true},
 		{`/home/user/line\01200400000-00401000 r-xp 0 0:0 0 /etc/shadow`, false}, {`/home/user/back\134slash`, false},
-		{"/.cove-branch", false}, {"/.cove-branch2", false}, {"/home/user/.cove-branch", true}, {"/dev/shm/x", false}, {"/memfd:x (deleted)", false}, {"/memfd:x", false},
+		{"/dev/shm/x", false}, {"/memfd:x (deleted)", false}, {"/memfd:x", false}, {"/dev/zero (deleted)", false},
 		{"/SYSV00000000 (deleted)", false}, {"/SYSVx", false}, {"/home/user/" + strings.Repeat("é", 1000), true},
 		{"socket:[1]", false}, {"anon_inode:[io_uring]", false}, {"(unreachable)/x", false},
 	} {
@@ -111,9 +115,6 @@ func TestHostileFileNames(t *testing.T) {
 		}
 		if m.path != c.path || m.special() || m.file != "00:2f:7" || m.reopens() != c.reopens {
 			t.Errorf("%q is %q, special %t, reopens %t", c.path, m.path, m.special(), m.reopens())
-		}
-		if c.path != "/.cove-branch" && c.path != "/.cove-branch2" && m.plain() {
-			t.Errorf("%q passes for memory of no file", c.path)
 		}
 	}
 	for _, line := range []string{
@@ -126,7 +127,7 @@ func TestHostileFileNames(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"", "1000-2000 rw-p 0 00:00 0\n1000-2000 rw-p 0 00:00 0\n", "2000-3000 rw-p 0 00:00 0\n1000-2000 rw-p 0 00:00 0\n", "1000-2000 rw-p 0 00:00 0\n" + strings.Repeat("x", 100<<10)} {
-		if m, err := parseMaps(strings.NewReader(text)); err == nil {
+		if m, err := parseMaps(strings.NewReader(text), nil); err == nil {
 			t.Errorf("%.40q is read as %+v", text, m)
 		}
 	}
@@ -135,7 +136,7 @@ func TestHostileFileNames(t *testing.T) {
 func FuzzParseMaps(f *testing.F) {
 	f.Add("00400000-00401000 r-xp 00001000 fe:01 1234      /usr/bin/python3\n7f0000000000-7f0000001000 rw-p 0 00:00 0\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		all, err := parseMaps(strings.NewReader(text))
+		all, err := parseMaps(strings.NewReader(text), nil)
 		if err != nil {
 			return
 		}
@@ -149,54 +150,10 @@ func FuzzParseMaps(f *testing.F) {
 				t.Errorf("%+v", r)
 			}
 		}
+		if _, err := part(all, all[:len(all)/2], whole(func(r run) ([]run, error) { return []run{r}, nil })); err != nil && !errors.Is(err, errScattered) {
+			t.Error(err)
+		}
 	})
-}
-
-func TestReadLayout(t *testing.T) {
-	proc, err := os.Open("/proc/self")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer proc.Close()
-	memory, err := unix.Mmap(-1, 0, 2*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Munmap(memory)
-	memory[page] = 1
-	l, err := readLayout(proc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.close()
-	here := uint64(uintptr(unsafe.Pointer(&memory[page])))
-	i := 0
-	if m := at(l.maps, &i, here); m == nil || m.prot&unix.PROT_WRITE == 0 {
-		t.Errorf("our own memory is %+v", m)
-	}
-	pages, err := l.pages(here, here+page)
-	if err != nil || len(pages) != 1 || pages[0]&pagePresent == 0 {
-		t.Errorf("%x %v", pages, err)
-	}
-	if where := l.populated(run{here, here + page}); len(where) != 1 || where[0] != (run{here, here + page}) {
-		t.Errorf("%+v", where)
-	}
-
-	// One that has ended.
-	cmd := exec.Command("sleep", "600")
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	gone, err := os.Open(fmt.Sprintf("/proc/%d", cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer gone.Close()
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait()
-	if _, err := readLayout(gone); !fault.Is(err, fault.Unavailable) {
-		t.Errorf("got %v", err)
-	}
 }
 
 func TestEdges(t *testing.T) {
@@ -228,81 +185,141 @@ func TestEdges(t *testing.T) {
 	}
 }
 
-func TestSplit(t *testing.T) {
-	const h = hugePage
-	for _, c := range []struct {
-		claim       string
-		in          run
-		short, long []run
-	}{
-		{"too short", run{0, longRun - page}, []run{{0, longRun - page}}, nil},
-		{"aligned", run{4 * h, 8 * h}, nil, []run{{4 * h, 8 * h}}},
-		{"small pieces at both ends", run{4*h - page, 8*h + page}, []run{{4*h - page, 4 * h}, {8 * h, 8*h + page}}, []run{{4 * h, 8 * h}}},
-		{"large pieces at both ends", run{4*h - h/2, 8*h + h/2}, nil, []run{{4*h - h/2, 8*h + h/2}}},
-		{"one of each", run{4*h - h/2, 8*h + page}, []run{{8 * h, 8*h + page}}, []run{{4*h - h/2, 8 * h}}},
-	} {
-		short, long := split([]run{c.in})
-		if diff := cmp.Diff([][]run{c.short, c.long}, [][]run{short, long}, cmp.AllowUnexported(run{})); diff != "" {
-			t.Errorf("%s: %s", c.claim, diff)
+// TestPart has every way in which a mapping of a kernel can be its zygote's, or not.
+func TestPart(t *testing.T) {
+	kernel := mapped(t, `10000-11000 rw-p 0 00:00 0
+20000-21000 r-xp 1000 01:02 3 /bin/a b
+30000-31000 rw-p 1000 01:02 3 /bin/a b
+40000-41000 r-xp 2000 01:02 3 /bin/a b
+50000-53000 r--p 5000 01:09 4 /home/user/own
+60000-61000 rw-s 0 01:09 5 /home/user/shared
+62000-63000 r--s 0 01:09 5 /home/user/shared
+70000-72000 rw-s 0 00:01 6 /dev/zero (deleted)
+80000-81000 r--p 0 01:09 7 /home/user/gone (deleted)
+90000-91000 r--s 0 01:02 8 /usr/lib/cache
+a0000-a1000 rw-s 0 01:02 9 /usr/lib/written
+b0000-b1000 rw-s 0 00:01 10 /dev/shm/x
+c0000-c3000 r--p 0 01:02 11 /usr/lib/long
+ffffffffff600000-ffffffffff601000 --xp 0 00:00 0 [vsyscall]
+`)
+	zygote := mapped(t, `20000-21000 r-xp 1000 01:02 3 /bin/a b
+30000-31000 r--p 1000 01:02 3 /bin/a b
+40000-41000 r-xp 1000 01:02 3 /bin/a b
+90000-91000 r--s 0 01:02 8 /usr/lib/cache
+a0000-a1000 rw-s 0 01:02 9 /usr/lib/written
+c1000-c2000 r--p 1000 01:02 11 /usr/lib/long
+`)
+	written := func(r run) ([]run, error) {
+		if r.from == 0x50000 {
+			return []run{{0x51000, 0x52000}}, nil
+		}
+		return nil, nil
+	}
+	p, err := part(kernel, zygote, whole(written))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, op := range p.ops {
+		path, _, _ := strings.Cut(string(p.paths[op.Path:]), "\x00")
+		if op.Kind != opOpen && op.Kind != opOpenShared {
+			path = ""
+		}
+		got = append(got, fmt.Sprintf("%d %x+%x prot %d off %x keep %d %s", op.Kind, op.Addr, op.Len, op.Prot, op.Off, op.Keep, path))
+	}
+	want := []string{
+		fmt.Sprintf("%d 40000+1000 prot 5 off 2000 keep 0 /bin/a b", opOpen),             // another part of the same file
+		fmt.Sprintf("%d 50000+3000 prot 1 off 5000 keep 1 /home/user/own", opOpen),       // of the sandbox, and written in the middle
+		fmt.Sprintf("%d 51000+1000 prot 0 off 0 keep 0 ", opKeep),                        //
+		fmt.Sprintf("%d 60000+1000 prot 3 off 0 keep 0 /home/user/shared", opOpenShared), //
+		fmt.Sprintf("%d 62000+1000 prot 1 off 0 keep 0 /home/user/shared", opOpenShared), //
+		fmt.Sprintf("%d 70000+2000 prot 3 off 2000 keep 0 ", opShare),                    // shared memory without a file
+		fmt.Sprintf("%d 80000+1000 prot 1 off 1000 keep 0 ", opOwn),                      // a file that is gone
+		fmt.Sprintf("%d a0000+1000 prot 3 off 0 keep 0 /usr/lib/written", opOpenShared),  // the zygote's, but whoever has it can write to it
+		fmt.Sprintf("%d b0000+1000 prot 3 off 1000 keep 0 ", opShare),                    // a name that means something else elsewhere
+		fmt.Sprintf("%d c0000+1000 prot 1 off 0 keep 0 /usr/lib/long", opOpen),           // longer than the zygote's, at both ends
+		fmt.Sprintf("%d c2000+1000 prot 1 off 2000 keep 0 /usr/lib/long", opOpen),        //
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if p.copies != 0x4000 {
+		t.Errorf("%x bytes are copied", p.copies)
+	}
+}
+
+func mapped(t *testing.T, text string) []mapping {
+	t.Helper()
+	all, err := parseMaps(strings.NewReader(text), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func TestPartHasBounds(t *testing.T) {
+	var many []mapping
+	for i := range uint64(maxOps + 1) {
+		many = append(many, mapping{from: 2 * i * page, to: (2*i + 1) * page, file: "01:02:3", path: "/x"})
+	}
+	none := func(run) ([]run, error) { return nil, nil }
+	if _, err := part(many, nil, whole(none)); !fault.Is(err, fault.Exhausted) {
+		t.Errorf("many files: %v", err)
+	}
+	for i := range many {
+		many[i].path = "/" + strings.Repeat("x", 4000)
+	}
+	if _, err := part(many[:300], nil, whole(none)); !fault.Is(err, fault.Exhausted) {
+		t.Errorf("long names: %v", err)
+	}
+	odd := func(r run) ([]run, error) { // every second page
+		var out []run
+		for at := r.from; at < r.to; at += 2 * page {
+			out = append(out, run{at, at + page})
+		}
+		return out, nil
+	}
+	if _, err := part([]mapping{{from: 0, to: 3 * maxOps * page, file: "01:02:3", path: "/x"}}, nil, whole(odd)); !fault.Is(err, fault.Exhausted) {
+		t.Errorf("many pages: %v", err)
+	}
+	failed := errors.New("no")
+	if _, err := part(many[:1], nil, whole(func(run) ([]run, error) { return nil, failed })); !errors.Is(err, failed) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestKnownLinesAreNotRead has a zygote's lines be skipped in its children, but none of what a branch must part with.
+func TestKnownLinesAreNotRead(t *testing.T) {
+	z, err := readZygote(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range z.all {
+		m := m
+		if m.shared && m.prot&unix.PROT_WRITE != 0 && m.remains(&m) {
+			t.Errorf("a branch would share %+v", m)
+		}
+	}
+	const file, common, own = "10000-11000 r-xp 0 01:02 3 /bin/a", "20000-21000 rw-s 0 00:01 4 /dev/zero (deleted)", "30000-31000 rw-p 0 00:00 0"
+	got, err := parseMaps(strings.NewReader(file+"\n"+common+"\n"+own+"\n"), map[string]bool{file: true, common + " ": true, own[1:]: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != 2 || got[0].from != 0x20000 || got[1].from != 0x30000 {
+		t.Errorf("%+v", got)
+	}
+	for line, want := range map[string]bool{file: true, common: false, "10000-11000 rw-s 0 01:02 3 /bin/a": false, "10000-11000 r--s 0 01:02 3 /bin/a": true, "10000-11000 r--s 0 00:01 3 /memfd:x": false} {
+		m, err := parseMapping(line)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := m.remains(&m); got != want {
+			t.Errorf("%s remains: %t", line, got)
 		}
 	}
 }
 
-// TestRunsOfPages compares with sets of pages.
-func TestRunsOfPages(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
-	const space = 60
-	draw := func() (runs []run, set [space]bool) {
-		for at := random.IntN(5); at < space-6; {
-			n := 1 + random.IntN(5)
-			runs = append(runs, run{uint64(at) * page, uint64(at+n) * page})
-			for i := range n {
-				set[at+i] = true
-			}
-			at += n + 1 + random.IntN(6)
-		}
-		return runs, set
-	}
-	check := func(claim string, runs []run, want [space]bool) {
-		t.Helper()
-		var got [space]bool
-		last := uint64(0)
-		for i, r := range runs {
-			if r.from >= r.to || i > 0 && r.from < last {
-				t.Fatalf("%s: %v", claim, runs)
-			}
-			last = r.to
-			for p := r.from / page; p < r.to/page; p++ {
-				got[p] = true
-			}
-		}
-		if got != want {
-			t.Fatalf("%s: %v gives %v, want %v", claim, runs, got, want)
-		}
-	}
-	for range 5000 {
-		a, inA := draw()
-		b, inB := draw()
-		var both, without [space]bool
-		pages := 0
-		for i := range space {
-			both[i], without[i] = inA[i] || inB[i], inA[i] && !inB[i]
-			if inA[i] {
-				pages++
-			}
-		}
-		before := slices.Clone(a)
-		check("union", union(a, b), both)
-		check("subtract", subtract(a, b), without)
-		if !slices.Equal(a, before) {
-			t.Fatal("what was given was changed")
-		}
-		if got := runsBytes(a); got != uint64(pages)*page {
-			t.Fatalf("%d bytes in %v", got, a)
-		}
-	}
-	check("of nothing", union(nil, nil), [space]bool{})
-	check("from nothing", subtract(nil, []run{{0, page}}), [space]bool{})
+func TestAddRun(t *testing.T) {
 	var grown []run
 	for _, p := range []uint64{1, 2, 3, 7, 8, 20} {
 		grown = addRun(grown, p*page, (p+1)*page)
@@ -312,144 +329,103 @@ func TestRunsOfPages(t *testing.T) {
 	}
 }
 
-func TestVerdict(t *testing.T) {
-	const (
-		none      = 0
-		anon      = pagePresent | 0x1000
-		other     = pagePresent | 0x2000
-		exclusive = pagePresent | 1<<56 | 0x1000
-		file      = pagePresent | pageOfFile | 0x3000
-		file2     = pagePresent | pageOfFile | 0x4000
-		swapped   = pageSwapped | 0x55
-		swapped2  = pageSwapped | 0x66
-		hidden    = uint64(pagePresent) // whoever may not see frames sees none
-	)
-	for _, c := range []struct {
-		theirs, ours uint64
-		want         pageVerdict
-	}{
-		{none, none, pageSame}, {anon, anon, pageSame}, {anon, exclusive, pageSame}, {exclusive, anon, pageSame}, {file, file, pageSame}, {file, none, pageSame}, {none, file, pageSame}, {swapped, swapped, pageSame},
-		{anon, none, pageCopy}, {anon, other, pageCopy}, {anon, file, pageCopy}, {swapped, none, pageCopy}, {swapped, anon, pageCopy}, {anon, swapped, pageCopy}, {swapped, swapped2, pageCopy}, {hidden, hidden, pageCopy},
-		{none, anon, pageDrop}, {file, anon, pageDrop}, {none, swapped, pageDrop}, {file, swapped, pageDrop},
-		{file, file2, pageSame}, // both read it from the file
-	} {
-		if got := verdict(c.theirs, c.ours); got != c.want {
-			t.Errorf("%x and %x: %d, want %d", c.theirs, c.ours, got, c.want)
+// TestWritten maps a file, writes to some of its pages and reads others: both ways to ask the host say the same.
+func TestWritten(t *testing.T) {
+	const pages = 300 // more than one answer has room for
+	file, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := file.Truncate(pages * page); err != nil {
+		t.Fatal(err)
+	}
+	memory, err := unix.Mmap(int(file.Fd()), 0, pages*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(memory)
+	from := uint64(uintptr(unsafe.Pointer(&memory[0])))
+	var want []run
+	sum := byte(0)
+	for i := range pages {
+		switch {
+		case i%3 == 0 || i > 290:
+			memory[i*page] = 1
+			want = addRun(want, from+uint64(i)*page, from+uint64(i+1)*page)
+		case i%3 == 1:
+			sum += memory[i*page]
 		}
 	}
-}
-
-func TestRoom(t *testing.T) {
-	first, err := room(10<<20, &layout{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	taken := &layout{maps: []mapping{{from: first + 5<<20, to: first + 5<<20 + page}}}
-	second, err := room(10<<20, &layout{}, taken)
-	if err != nil || second == first || second%hugePage != 0 {
-		t.Errorf("%x %v", second, err)
-	}
-	if got, err := room(page, taken); err != nil || got != first {
-		t.Errorf("what is small enough fits below: %x %v", got, err)
-	}
-	if _, err := room(page, &layout{maps: []mapping{{from: page, to: 1 << 47}}}); !fault.Is(err, fault.Exhausted) {
-		t.Errorf("got %v", err)
-	}
-}
-
-func TestListFile(t *testing.T) {
-	ops := []memoryOp{{Kind: opOpen, Prot: 1, Addr: 0x1000, Len: 0x2000, Off: 3, A: 4, B: 5}, {Kind: opUnmap, Addr: 0x9000, Len: page}}
-	f, err := listFile(listHead{Room: 7, RoomLen: 8}, ops, []byte("/a\x00/b\x00"), 100<<20)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil || st.Size() != listSize(2, 6)+100<<20 || listSize(2, 6)%page != 0 {
-		t.Errorf("%+v %v", st, err)
-	}
-	raw := make([]byte, headSize+2*opSize+6)
-	if _, err := f.ReadAt(raw, 0); err != nil {
-		t.Fatal(err)
-	}
-	head, first := (*listHead)(unsafe.Pointer(&raw[0])), (*memoryOp)(unsafe.Pointer(&raw[headSize]))
-	if *head != (listHead{Magic: branchMagic, Count: 2, Room: 7, RoomLen: 8}) || *first != ops[0] || string(raw[headSize+2*opSize:]) != "/a\x00/b\x00" {
-		t.Errorf("%+v %+v %q", head, first, raw[headSize+2*opSize:])
-	}
-	if err := sealList(f); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := f.WriteAt([]byte("x"), 0); err == nil {
-		t.Error("a list that is sealed can be written")
-	}
-}
-
-// TestCompare has every way in which the mappings of a kernel and a newborn can differ.
-func TestCompare(t *testing.T) {
-	kernel, newborn := fakeProcess(t, "kernel"), fakeProcess(t, "newborn")
-	m, err := compare(kernel, newborn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got []string
-	for _, op := range m.ops {
-		got = append(got, fmt.Sprintf("%d %x+%x prot %d off %x flags %d", op.Kind, op.Addr, op.Len, op.Prot, op.Off, op.B))
-	}
-	want := []string{
-		fmt.Sprintf("%d 10000+1000 prot 3 off 0 flags 0", opAnon),    // only the kernel has it
-		fmt.Sprintf("%d 20000+2000 prot 0 off 0 flags 0", opUnmap),   // only the newborn has it
-		fmt.Sprintf("%d 30000+1000 prot 1 off 0 flags 0", opProtect), // both, with other rights
-		fmt.Sprintf("%d 40000+1000 prot 1 off 5000 flags 0", opOpen), // a file that only the kernel maps
-		fmt.Sprintf("%d 50000+1000 prot 3 off 0 flags 3", opOpen),    // a file that it shares and writes
-		fmt.Sprintf("%d 60000+1000 prot 3 off 0 flags 1", opAnon),    // shared memory without a file
-		fmt.Sprintf("%d 70000+1000 prot 3 off 0 flags 0", opAnon),    // a file that is gone
-		fmt.Sprintf("%d 70000+1000 prot 1 off 0 flags 0", opProtect), // which it only reads
-		fmt.Sprintf("%d 80000+1000 prot 1 off 1000 flags 0", opOpen), // the same file elsewhere
-		fmt.Sprintf("%d 91000+1000 prot 0 off 0 flags 0", opUnmap),   // longer in the newborn
-		fmt.Sprintf("%d a1000+1000 prot 3 off 0 flags 0", opAnon),    // longer in the kernel
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
-	if diff := cmp.Diff([]run{{0x60000, 0x61000}, {0x70000, 0x71000}}, m.copy, cmp.AllowUnexported(run{})); diff != "" {
-		t.Error(diff)
-	}
-	if got, want := string(m.paths), "/bin/a b\x00/home/shared\x00/bin/c\x00"; got != want {
-		t.Errorf("paths %q, want %q", got, want)
-	}
-}
-
-// fakeProcess has mappings as written here and no pages in them: the page map is our own, and we have nothing that low.
-func fakeProcess(t *testing.T, who string) *layout {
-	t.Helper()
-	text := map[string]string{
-		"kernel": `10000-11000 rw-p 0 00:00 0
-30000-31000 r--p 0 00:00 0
-40000-41000 r--p 5000 01:02 3 /bin/a b
-50000-51000 rw-s 0 01:02 4 /home/shared
-60000-61000 rw-s 0 00:01 5 /dev/zero (deleted)
-70000-71000 r--p 0 01:02 6 /home/gone (deleted)
-80000-81000 r--p 1000 01:02 7 /bin/c
-90000-91000 rw-p 0 00:00 0
-a0000-a2000 rw-p 0 00:00 0
-ffffffffff600000-ffffffffff601000 --xp 0 00:00 0 [vsyscall]
-`,
-		"newborn": `20000-22000 rw-p 0 00:00 0
-30000-31000 rw-p 0 00:00 0
-80000-81000 r--p 0 01:02 7 /bin/c
-90000-92000 rw-p 0 00:00 0
-a0000-a1000 rw-p 0 00:00 0
-ffffffffff600000-ffffffffff601000 --xp 0 00:00 0 [vsyscall]
-`,
-	}[who]
-	maps, err := parseMaps(strings.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
+	if sum != 0 {
+		t.Fatal("the file is not empty")
 	}
 	pagemap, err := os.Open("/proc/self/pagemap")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { pagemap.Close() })
-	return &layout{maps: maps, pagemap: pagemap}
+	defer pagemap.Close()
+	whole := run{from, from + pages*page}
+	scanned, err := writtenBy(pagemap)(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	read, err := readWritten(pagemap, whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for way, got := range map[string][]run{"scanned": scanned, "read": read} {
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(run{})); diff != "" {
+			t.Errorf("%s: %s", way, diff)
+		}
+	}
+	// A part of it, which begins and ends in the middle.
+	some := run{from + 3*page, from + 7*page}
+	for way, find := range map[string]func(run) ([]run, error){"scanned": writtenBy(pagemap), "read": func(r run) ([]run, error) { return readWritten(pagemap, r) }} {
+		got, err := find(some)
+		if diff := cmp.Diff([]run{{from + 3*page, from + 4*page}, {from + 6*page, from + 7*page}}, got, cmp.AllowUnexported(run{})); err != nil || diff != "" {
+			t.Errorf("%s: %v %s", way, err, diff)
+		}
+	}
+}
+
+func TestOwnBytes(t *testing.T) {
+	const size = 64 << 20
+	before, err := ownBytes(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	memory, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(memory)
+	after, err := ownBytes(os.Getpid())
+	if err != nil || after < before+size*9/10 || after > before+size*11/10 {
+		t.Errorf("%d before, %d after %v", before, after, err)
+	}
+}
+
+func TestOfWhatHasEnded(t *testing.T) {
+	cmd := exec.Command("sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := cmd.Process.Pid
+	if all, err := readMaps(pid, nil); err != nil || len(all) == 0 {
+		t.Errorf("%v %v", all, err)
+	}
+	_ = cmd.Process.Kill()
+	_ = cmd.Wait()
+	if _, err := readMaps(pid, nil); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("mappings: %v", err)
+	}
+	if _, err := ownBytes(pid); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("bytes: %v", err)
+	}
+}
+
+// whole is a look at files that are as long as their mappings.
+func whole(written func(run) ([]run, error)) look {
+	return look{written, func(m mapping) uint64 { return m.to }}
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/driver/native/trace"
 	"github.com/covehq/cove/internal/driver/native/wire"
 	"github.com/covehq/cove/internal/fault"
 )
@@ -25,6 +26,17 @@ type newborn struct {
 	pidfd  *os.File
 	exit   chan exit // told once
 	zygote *zygote
+	anchor *trace.Process // nil: it cannot be forked
+}
+
+func (n *newborn) ended(e exit) { n.exit <- e }
+
+// end ends a kernel that nobody got: without its socket it goes by itself.
+func (n *newborn) end() {
+	if n.anchor != nil {
+		n.anchor.Kill()
+	}
+	n.close()
 }
 
 func (n *newborn) close() { wire.CloseAll([]*os.File{n.socket, n.out, n.errs, n.pidfd}) }
@@ -38,7 +50,7 @@ func (m *Maker) bear(ctx context.Context, p *pool, s *shell, ahead bool) (*newbo
 		if err != nil {
 			return nil, err
 		}
-		n, err := bearFrom(ctx, z, s, zygoteRequest{Cwd: p.template.Workdir, Ahead: ahead})
+		n, err := m.bearFrom(ctx, z, s, zygoteRequest{Cwd: p.template.Workdir, Ahead: ahead})
 		z.release()
 		if !errors.Is(err, errZygoteDied) || attempt == 1 {
 			return n, err
@@ -49,41 +61,66 @@ func (m *Maker) bear(ctx context.Context, p *pool, s *shell, ahead bool) (*newbo
 // userID is the sandbox's ordinary user; templates are made with it.
 const userID = 1000
 
-func bearFrom(ctx context.Context, z *zygote, s *shell, r zygoteRequest) (_ *newborn, err error) {
+// newNewborn makes a kernel's ends of everything; those that it will get are the caller's to close.
+func newNewborn(z *zygote) (_ *newborn, theirs []*os.File, err error) {
 	n := &newborn{token: rand.Text(), exit: make(chan exit, 1), zygote: z}
-	var theirs []*os.File
-	defer func() { wire.CloseAll(theirs) }()
-	var undo undo
-	defer undo.run()
-
 	socket, given, err := wire.Pair(unix.SOCK_STREAM)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	n.socket, theirs = socket, append(theirs, given)
-	undo.add(func() { socket.Close() })
 	for _, end := range []**os.File{&n.out, &n.errs} {
 		r, w, err := wire.Pipe()
 		if err != nil {
-			return nil, err
+			n.close()
+			wire.CloseAll(theirs)
+			return nil, nil, err
 		}
 		*end, theirs = r, append(theirs, w)
-		undo.add(func() { r.Close() })
 	}
-	give := append(append([]*os.File{}, theirs...), s.pidfd)
-	r.Op, r.Token, r.UID, r.GID, r.Groups = "fork", n.token, userID, userID, []int{userID}
-	_, n.pidfd, err = z.fork(ctx, r, func(e exit) { n.exit <- e }, append(give, s.group.Joiners()...)...)
+	return n, theirs, nil
+}
+
+func (m *Maker) bearFrom(ctx context.Context, z *zygote, s *shell, r zygoteRequest) (_ *newborn, err error) {
+	n, theirs, err := newNewborn(z)
 	if err != nil {
 		return nil, err
 	}
-	undo.release()
+	defer wire.CloseAll(theirs)
+	defer func() {
+		if err != nil {
+			n.end()
+		}
+	}()
+	s.moving.RLock()
+	defer s.moving.RUnlock()
+	give := append(append([]*os.File{}, theirs...), s.pidfd)
+	r.Op, r.Token, r.UID, r.GID, r.Groups = "fork", n.token, userID, userID, []int{userID}
+	pidfds, err := z.fork(ctx, r, n.ended, append(give, s.group.Joiners()...)...)
+	if err != nil {
+		return nil, err
+	}
+	n.pidfd = pidfds[0]
+	if len(pidfds) == 1 {
+		return n, nil
+	}
+	// Before anybody's code can run in it.
+	if n.anchor, err = z.holdAnchor(pidfds[1]); err != nil {
+		return nil, err
+	}
+	s.holds(n.anchor)
 	return n, nil
 }
 
 // settle tells a newborn who it is and hands it to the sandbox's agent under a name. Its descriptors are given away or
 // closed, whatever happens.
-func (m *Maker) settle(l *live, n *newborn, name string) error {
+func (m *Maker) settle(l *live, n *newborn, name string) (err error) {
 	defer n.close()
+	defer func() {
+		if err != nil && n.anchor != nil {
+			n.anchor.Kill()
+		}
+	}()
 	// What is this sandbox's alone goes by the kernel's own socket: the zygote's memory is every later child's.
 	if err := n.socket.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
 		return err
@@ -96,16 +133,19 @@ func (m *Maker) settle(l *live, n *newborn, name string) error {
 		return fault.Wrap(fault.Invalid, err, "the environment is too large")
 	}
 	before := l.oomKills()
-	err := l.shell.tell(agentapi.Message{
+	err = l.shell.tell(agentapi.Message{
 		Type: agentapi.MessageKernel, Kernel: &agentapi.Adoption{Name: name, Token: n.token},
 	}, n.socket, n.out, n.errs, n.pidfd)
 	if err != nil {
 		return err
 	}
-	l.keepZygote(name, n.zygote)
+	l.keep(name, n)
 	go func() { // ends with the kernel, or with the sandbox
 		select {
 		case e := <-n.exit:
+			if n.anchor != nil {
+				n.anchor.Kill()
+			}
 			m.kernelExit(l, n.token, before, e)
 		case <-l.shell.done:
 		}

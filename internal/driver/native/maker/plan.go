@@ -38,6 +38,7 @@ type plan struct {
 	Mode, Storage, Volatile, NoFile uint32
 	Layers, Trees, Cgroups, Filter  uint32
 	UID, GID, Argc, Images          uint32
+	Work, _                         uint32
 	Bound, TmpfsBytes               uint64
 	Base                            [256]byte
 	Hostname                        [64]byte
@@ -117,7 +118,7 @@ const (
 )
 
 // makerBound is what the maker itself keeps: to make namespaces, mounts and id maps (SYS_ADMIN, SETUID, SETGID,
-// SYS_PTRACE for descriptors of namespaces, SETPCAP to drop what its children shall not have), networks (NET_ADMIN, and
+// SYS_PTRACE for descriptors of namespaces and to hold anchors, SETPCAP to drop what its children shall not have), networks (NET_ADMIN, and
 // NET_BIND_SERVICE for the resolver's port), files and devices of the base (CHOWN, DAC_OVERRIDE, FOWNER, MKNOD), the
 // kernel's log (SYSLOG), and to end processes (KILL).
 const makerBound = 1<<capSysAdmin | 1<<capSetuid | 1<<capSetgid | 1<<capSysPtrace | 1<<capSetpcap | 1<<capNetAdmin |

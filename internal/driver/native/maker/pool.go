@@ -33,6 +33,9 @@ type pool struct {
 	mu        sync.Mutex
 	started   bool
 	shells    []*shell
+	bare      []*shell // without a kernel, for branches, which bring their own
+	forks     int      // branches that somebody made at once, lately
+	forksOver *time.Timer
 	taken     time.Time // when somebody was last served
 	serving   int       // creates that are under way
 	zygotes   []*zygote // the newest last
@@ -115,8 +118,9 @@ func (p *pool) fill() {
 	for {
 		p.mu.Lock()
 		short := p.size - len(p.shells)
+		bare := short <= 0 && len(p.bare) < p.forks
 		p.mu.Unlock()
-		if short <= 0 {
+		if short <= 0 && !bare {
 			select {
 			case <-p.refill:
 				continue
@@ -127,8 +131,11 @@ func (p *pool) fill() {
 		if !p.calm() {
 			continue
 		}
+		if bare {
+			p.keepSpares()
+		}
 		s, err := p.makeOne(p.ctx, p.form)
-		if err == nil && p.warm() {
+		if err == nil && p.warm() && !bare {
 			// Not having one ahead is no failure: the create that gets this shell forks its own.
 			if n, berr := p.m.bear(p.ctx, p, s, true); berr == nil {
 				s.kernel = n
@@ -136,8 +143,14 @@ func (p *pool) fill() {
 		}
 		p.mu.Lock()
 		if err == nil && p.ctx.Err() == nil {
-			p.shells = append(p.shells, s)
-			s = nil
+			switch {
+			case !bare:
+				p.shells = append(p.shells, s)
+				s = nil
+			case len(p.bare) < p.forks: // still
+				p.bare = append(p.bare, s)
+				s = nil
+			}
 		}
 		p.mu.Unlock()
 		if s != nil {
@@ -154,6 +167,15 @@ func (p *pool) fill() {
 		if p.ctx.Err() != nil {
 			return
 		}
+	}
+}
+
+func (p *pool) keepSpares() {
+	p.mu.Lock()
+	n := p.forks + 1 // the files are frozen into one
+	p.mu.Unlock()
+	if err := p.m.disks.keepSpares(n, p.form.disk); err != nil {
+		p.m.log.Warn("prepare disks", "error", err) // a comfort
 	}
 }
 
@@ -248,6 +270,65 @@ func (p *pool) take(ctx context.Context, f form) (*shell, error) {
 	return p.makeOne(ctx, f)
 }
 
+// Forks come in rows: after one, as many shells and disks are kept ready as it had branches.
+const (
+	maxBare  = 16
+	forkRest = 10 * time.Minute // without a fork, until they are given up
+)
+
+func (p *pool) expectForks(n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ctx.Err() != nil {
+		return
+	}
+	p.forks = min(max(p.forks, n), maxBare, 2*p.size)
+	if p.forksOver == nil {
+		p.forksOver = time.AfterFunc(forkRest, p.forgetForks)
+	}
+	p.forksOver.Reset(forkRest)
+	p.wakeFill()
+}
+
+func (p *pool) forgetForks() {
+	p.mu.Lock()
+	bare := p.bare
+	p.bare, p.forks = nil, 0
+	p.mu.Unlock()
+	for _, s := range bare {
+		s.kill()
+		p.m.retire(s)
+	}
+	_ = p.m.disks.keepSpares(0, p.form.disk)
+}
+
+// popBare gives a shell for a branch, or nil.
+func (p *pool) popBare() *shell {
+	p.mu.Lock()
+	if n := len(p.bare); n > 0 {
+		s := p.bare[n-1]
+		p.bare = p.bare[:n-1]
+		p.mu.Unlock()
+		select {
+		case <-s.done:
+			p.m.retire(s)
+			return p.popBare()
+		default:
+			return s
+		}
+	}
+	p.mu.Unlock()
+	return p.popLiving()
+}
+
+// wakeFill has the pool look at what it lacks.
+func (p *pool) wakeFill() {
+	select {
+	case p.refill <- struct{}{}:
+	default:
+	}
+}
+
 // popLiving gives a pooled shell that is still alive, or nil.
 func (p *pool) popLiving() *shell {
 	for {
@@ -273,10 +354,7 @@ func (p *pool) pop() *shell {
 	}
 	s := p.shells[0]
 	p.shells = p.shells[1:]
-	select {
-	case p.refill <- struct{}{}:
-	default:
-	}
+	p.wakeFill()
 	return s
 }
 
@@ -373,11 +451,14 @@ func (p *pool) close() {
 	p.cancel()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, s := range p.shells {
+	for _, s := range append(p.shells, p.bare...) {
 		s.kill()
 		p.m.retire(s)
 	}
-	p.shells = nil
+	p.shells, p.bare = nil, nil
+	if p.forksOver != nil {
+		p.forksOver.Stop()
+	}
 	for _, z := range p.zygotes {
 		z.stop()
 	}

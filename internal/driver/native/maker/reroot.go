@@ -32,7 +32,7 @@ func (m *Maker) reroot(s *shell, t *template.Template, f form) (err error) {
 	if err := setAttr(mount, 0, userns); err != nil {
 		return err
 	}
-	p := &plan{Mode: modeReroot}
+	p := &plan{Mode: modeReroot, Work: uint32(made.work)}
 	if f.storage == sandbox.StorageVolatile {
 		p.Volatile = 1
 	}
@@ -63,8 +63,8 @@ func (m *Maker) reroot(s *shell, t *template.Template, f form) (err error) {
 	if err != nil {
 		return fmt.Errorf("give a shell other files: %w", err)
 	}
-	if s.disk != nil {
-		s.disk.close()
+	if old := s.disk; old != nil {
+		m.wg.Go(old.close) // nobody waits for that
 	}
 	s.disk, s.form = made, f
 	return nil

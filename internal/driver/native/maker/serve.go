@@ -284,6 +284,9 @@ func (m *Maker) stats() *wire.Stats {
 	for _, p := range pools {
 		p.mu.Lock()
 		s.Pooled += len(p.shells)
+		if p.started {
+			s.Lacking += max(p.size-len(p.shells), 0) + max(p.forks-len(p.bare), 0)
+		}
 		for _, z := range p.zygotes {
 			living, forks, dead := z.load()
 			if !dead {

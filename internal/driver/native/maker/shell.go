@@ -13,6 +13,7 @@ import (
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/driver/native/cgroup"
 	"github.com/covehq/cove/internal/driver/native/seccomp"
+	"github.com/covehq/cove/internal/driver/native/trace"
 	"github.com/covehq/cove/internal/driver/native/wire"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/policy"
@@ -36,6 +37,9 @@ type shell struct {
 
 	kernelMu sync.Mutex
 	kernel   *newborn // forked ahead, or nil
+	anchors  []*trace.Process
+	moving   sync.RWMutex // held by those whose processes in its cgroup must move; who stops them all has it alone
+	over     bool         // it ends
 
 	done   chan struct{}   // closed when PID 1 was reaped
 	status unix.WaitStatus // valid after done
@@ -148,6 +152,7 @@ func (m *Maker) furnish(s *shell, t *template.Template, socket *os.File) error {
 			return fmt.Errorf("make disk: %w", err)
 		}
 		defer mount.Close()
+		p.Work = uint32(s.disk.work)
 		if err := setAttr(mount, 0, userns); err != nil {
 			return err
 		}
@@ -325,6 +330,7 @@ func (m *Maker) attend(s *shell) {
 		m.log.Error("wait for sandbox", "slot", s.slot, "error", err)
 	}
 	s.status = status
+	s.killAnchors()
 	close(s.done)
 }
 
@@ -337,9 +343,10 @@ func (s *shell) takeKernel() *newborn {
 	return n
 }
 
-// kill ends the sandbox's PID 1 and with it every process in its pid namespace.
+// kill ends the sandbox's PID 1 and with it every process in its pid namespace, and what stands beside it.
 func (s *shell) kill() {
 	_ = signal(s.pidfd, unix.SIGKILL)
+	s.killAnchors()
 }
 
 // retire gives back everything a dead shell held; it may take a while and runs off every caller's path.
@@ -356,7 +363,7 @@ func (m *Maker) retire(s *shell) {
 			s.disk.close()
 		}
 		if n := s.takeKernel(); n != nil {
-			n.close()
+			n.end()
 		}
 		if s.linked {
 			if err := m.net.Detach(s.slot); err != nil {

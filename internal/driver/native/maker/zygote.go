@@ -14,6 +14,7 @@ import (
 
 	"github.com/covehq/cove/internal/driver/native/cgroup"
 	"github.com/covehq/cove/internal/driver/native/seccomp"
+	"github.com/covehq/cove/internal/driver/native/trace"
 	"github.com/covehq/cove/internal/driver/native/wire"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/template"
@@ -22,16 +23,24 @@ import (
 // zygote is a Python process with everything imported that forks itself into sandboxes. It is as weak as a sandbox:
 // an unmapped uid, no capability, a filter, a read-only root; what it answers is checked like any stranger's words.
 type zygote struct {
-	pid    int
-	pidfd  *os.File
-	conn   *net.UnixConn
-	group  *cgroup.Group
-	stderr *tail
-	born   time.Time
-	ready  zygoteMessage
-	gone   chan struct{} // closed when its process was reaped
+	pid      int
+	pidfd    *os.File
+	owner    int // its id
+	conn     *net.UnixConn
+	anchors  *net.UnixConn // to the anchors of its kernels
+	tracer   *trace.Tracer // who holds them
+	grafting sync.Mutex    // whoever is given descriptors takes them before the next
+	group    *cgroup.Group
+	stderr   *tail
+	born     time.Time
+	ready    zygoteMessage
+	gone     chan struct{} // closed when its process was reaped
 
 	sendMu sync.Mutex // one message at a time
+
+	mapsOnce sync.Once
+	mappings *zygoteMaps
+	mapsErr  error
 
 	mu       sync.Mutex
 	dead     bool
@@ -57,6 +66,7 @@ type zygoteRequest struct {
 	Cwd       string   `json:"cwd,omitempty"`
 	Ahead     bool     `json:"ahead,omitempty"` // nobody waits for it yet
 	NoFile    int      `json:"nofile,omitempty"`
+	PID       int      `json:"pid,omitempty"`
 }
 
 type zygoteMessage struct {
@@ -77,7 +87,7 @@ type zygoteMessage struct {
 
 type zygoteAnswer struct {
 	message zygoteMessage
-	pidfd   *os.File
+	pidfds  []*os.File // the kernel's, and its anchor's if it has one
 	err     error
 }
 
@@ -98,7 +108,7 @@ var errZygoteDied = fault.New(fault.Unavailable, "the zygote died")
 func (m *Maker) startZygote(ctx context.Context, t *template.Template, owner int, name string) (_ *zygote, err error) {
 	var undo undo
 	defer undo.run()
-	z := &zygote{born: time.Now(), gone: make(chan struct{}), waiting: map[string]chan zygoteAnswer{}, living: map[string]func(exit){}}
+	z := &zygote{owner: owner, tracer: trace.New(), born: time.Now(), gone: make(chan struct{}), waiting: map[string]chan zygoteAnswer{}, living: map[string]func(exit){}}
 
 	// Page tables of children are charged here; leave room, but not without end.
 	z.group, err = m.groups.New(name, cgroup.Limits{MemoryBytes: 4 << 30, Pids: 1024})
@@ -106,6 +116,7 @@ func (m *Maker) startZygote(ctx context.Context, t *template.Template, owner int
 		return nil, err
 	}
 	undo.add(func() { m.retireGroup(z.group) })
+	undo.add(z.tracer.Close)
 	mine, theirs, err := wire.Pair(unix.SOCK_SEQPACKET)
 	if err != nil {
 		return nil, err
@@ -136,7 +147,13 @@ func (m *Maker) startZygote(ctx context.Context, t *template.Template, owner int
 		return nil, fmt.Errorf("start zygote: %w", err)
 	}
 	undo.add(func() { z.conn.Close() })
-	if err := z.configure(ctx, t); err != nil {
+	var anchors *os.File
+	if z.anchors, anchors, err = anchorSocket(); err != nil {
+		return nil, err
+	}
+	undo.add(func() { z.anchors.Close() })
+	defer anchors.Close()
+	if err := z.configure(ctx, t, anchors); err != nil {
 		return nil, err
 	}
 	undo.release()
@@ -181,7 +198,7 @@ func (m *Maker) furnishZygote(z *zygote, t *template.Template, owner int, socket
 	return err
 }
 
-func (z *zygote) configure(ctx context.Context, t *template.Template) error {
+func (z *zygote) configure(ctx context.Context, t *template.Template, anchors *os.File) error {
 	deadline := time.Now().Add(zygoteStart)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
@@ -192,7 +209,7 @@ func (z *zygote) configure(ctx context.Context, t *template.Template) error {
 	err := wire.Send(z.conn, zygoteRequest{
 		Op: "configure", Preload: t.Python.Preload, Warmup: t.Python.Warmup, KernelDir: "/run/cove/kernel", Delta: "/run/cove/delta.bpf",
 		UserSite: t.Python.UserSite, Home: "/home/" + t.User,
-	})
+	}, anchors)
 	if err == nil {
 		_, err = wire.Receive(z.conn, &z.ready)
 	}
@@ -225,7 +242,9 @@ func (m *Maker) attendZygote(z *zygote) {
 	for _, c := range waiting {
 		c <- zygoteAnswer{err: errZygoteDied}
 	}
+	z.tracer.Close() // kernels live on, and cannot be forked any more
 	z.conn.Close()
+	z.anchors.Close()
 	z.pidfd.Close()
 	z.stderr.close()
 	m.retireGroup(z.group)
@@ -240,16 +259,16 @@ func (z *zygote) hear(msg zygoteMessage, files []*os.File) {
 		c := z.waiting[msg.Token]
 		delete(z.waiting, msg.Token)
 		a := zygoteAnswer{message: msg}
-		if msg.Type == "failed" || len(files) != 1 {
+		if msg.Type == "failed" || len(files) < 1 || len(files) > 2 {
 			a.err = fmt.Errorf("zygote: fork: %s", msg.Error)
 			delete(z.living, msg.Token)
 		} else {
-			a.pidfd, files = files[0], nil
+			a.pidfds, files = files, nil
 		}
 		if c != nil {
 			c <- a
-		} else if a.pidfd != nil {
-			a.pidfd.Close()
+		} else {
+			z.disown(a.pidfds)
 		}
 	case "exit":
 		if heard := z.living[msg.Token]; heard != nil {
@@ -261,12 +280,12 @@ func (z *zygote) hear(msg zygoteMessage, files []*os.File) {
 }
 
 // fork asks for a kernel. onExit is told how it ended; it must not block.
-func (z *zygote) fork(ctx context.Context, r zygoteRequest, onExit func(exit), files ...*os.File) (int, *os.File, error) {
+func (z *zygote) fork(ctx context.Context, r zygoteRequest, onExit func(exit), files ...*os.File) ([]*os.File, error) {
 	answer := make(chan zygoteAnswer, 1)
 	z.mu.Lock()
 	if z.dead {
 		z.mu.Unlock()
-		return 0, nil, errZygoteDied
+		return nil, errZygoteDied
 	}
 	z.waiting[r.Token] = answer
 	if onExit != nil {
@@ -282,20 +301,31 @@ func (z *zygote) fork(ctx context.Context, r zygoteRequest, onExit func(exit), f
 	if err != nil {
 		z.forget(r.Token)
 		z.stop()
-		return 0, nil, errors.Join(errZygoteDied, err)
+		return nil, errors.Join(errZygoteDied, err)
 	}
 	select {
 	case a := <-answer:
-		return a.message.PID, a.pidfd, a.err
+		return a.pidfds, a.err
 	case <-time.After(zygotePatience):
 		// It hangs, and would hang for the next caller too.
 		z.forget(r.Token)
 		z.stop()
-		return 0, nil, errZygoteDied
+		return nil, errZygoteDied
 	case <-ctx.Done():
 		z.forget(r.Token)
-		return 0, nil, context.Cause(ctx)
+		select {
+		case a := <-answer: // in the same moment
+			z.disown(a.pidfds)
+		default:
+		}
+		return nil, context.Cause(ctx)
 	}
+}
+
+// maps are its mappings, which stay as they are.
+func (z *zygote) maps() (*zygoteMaps, error) {
+	z.mapsOnce.Do(func() { z.mappings, z.mapsErr = readZygote(z.pid) })
+	return z.mappings, z.mapsErr
 }
 
 // reserve keeps a zygote from being retired until release.

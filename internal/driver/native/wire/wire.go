@@ -36,7 +36,7 @@ const (
 	OpChange   Op = "change"   // ID, Change
 	OpUsage    Op = "usage"    // ID → Usage
 	OpStop     Op = "stop"     // ID, Cause
-	OpFork     Op = "fork"     // Fork, one descriptor: a socket to the kernel's copy → Cut, then Forked and a channel to each child's agent, in their order
+	OpFork     Op = "fork"     // Fork, one descriptor: a socket to the kernel → Cut, then Forked and a channel to each child's agent, in their order
 	OpPause    Op = "pause"    // ID: stop its processes
 	OpResume   Op = "resume"   // ID
 	OpSnapshot Op = "snapshot" // Snapshot → Template
@@ -101,6 +101,7 @@ type Hello struct {
 type Stats struct {
 	Sandboxes int            `json:"sandboxes"`
 	Pooled    int            `json:"pooled"`
+	Lacking   int            `json:"lacking"` // shells that pools have yet to make
 	Zygotes   []ZygoteStats  `json:"zygotes"`
 	Dying     int            `json:"dying"`
 	Slots     int            `json:"slots"`

@@ -31,6 +31,7 @@ struct plan {
 	u32 mode, storage, volatile_, nofile;
 	u32 layers, trees, cgroups, filter_len;
 	u32 uid, gid, argc, images; // images are the first of the layers: each has a layer of every tree
+	u32 work, unused;           // which of the two work directories of every tree
 	u64 bound, tmpfs_bytes;
 	char base[256];
 	char hostname[64];
@@ -146,7 +147,7 @@ static void mount_tree(u32 index)
 	if (plan.mode != MODE_ZYGOTE) {
 		o = put_number(put(o, ",upperdir=s/"), index);
 		o = put_number(put(o, "/u,workdir=s/"), index);
-		o = put(o, "/w");
+		o = put(o, plan.work ? "/x" : "/w");
 		if (plan.volatile_) o = put(o, ",volatile");
 	} else {
 		flags |= MS_RDONLY;

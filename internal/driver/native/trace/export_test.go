@@ -1,0 +1,4 @@
+package trace
+
+// PID is its number.
+func (p *Process) PID() int { return p.pid }
