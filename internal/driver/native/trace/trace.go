@@ -217,19 +217,45 @@ func (p *Process) undisturbed() error {
 
 // let has it go on, with other registers if there are any, until it stops again. Only that is the thread's to say: one that
 // takes long keeps nobody waiting but whoever asked.
-func (p *Process) let(request int, with *registers) (unix.WaitStatus, error) {
-	err := p.t.do(func() error {
-		if with != nil {
-			if err := with.set(p.pid); err != nil {
-				return err
-			}
+func (p *Process) let(request int, with *registers) (status unix.WaitStatus, err error) {
+	soon := false
+	err = p.t.do(func() error {
+		if err := p.release(request, with); err != nil {
+			return err
 		}
-		return ptrace(request, p.pid, 0, 0)
+		status, soon, err = p.glance()
+		return err
 	})
-	if err != nil {
-		return 0, err
+	if err != nil || soon {
+		return status, err
 	}
 	return p.await()
+}
+
+func (p *Process) release(request int, with *registers) error {
+	if with != nil {
+		if err := with.set(p.pid); err != nil {
+			return err
+		}
+	}
+	return ptrace(request, p.pid, 0, 0)
+}
+
+// moment is how long a look at a process lasts: most stop again within a few microseconds, and waking somebody up to wait
+// for them takes longer.
+const moment = 100 * time.Microsecond
+
+// glance is await for one that stops soon.
+func (p *Process) glance() (status unix.WaitStatus, stopped bool, err error) {
+	for begun := time.Now(); time.Since(begun) < moment; {
+		var info unix.Siginfo
+		err := unix.Waitid(unix.P_PID, p.pid, &info, unix.WEXITED|unix.WSTOPPED|unix.WNOWAIT|unix.WNOHANG|unix.WALL, nil)
+		if err != nil && !errors.Is(err, unix.EINTR) || info.Signo != 0 {
+			status, err = p.await()
+			return status, true, err
+		}
+	}
+	return 0, false, nil
 }
 
 // use is for one at a time, and for as long as the number is its own.
@@ -327,50 +353,73 @@ func (p *Process) strayed() error {
 func (p *Process) call(number uintptr, args ...uintptr) (result int64, child int, err error) {
 	want := p.park
 	want.order(number, args)
+	var status unix.WaitStatus
+	soon := false
 	stop := p.watch(hurry)
-	status, err := p.let(unix.PTRACE_SYSCALL, &want)
+	err = p.t.do(func() (err error) {
+		if err = p.release(unix.PTRACE_SYSCALL, &want); err != nil {
+			return err
+		}
+		if status, soon, err = p.glance(); err != nil || !soon {
+			return err
+		}
+		stop()
+		result, child, err = p.through(status, number, args)
+		return err
+	})
+	if err != nil || soon {
+		stop()
+		return result, child, err
+	}
+	status, err = p.await()
 	stop()
 	if err != nil {
 		return 0, 0, err
 	}
-	defer p.watch(patience)()
-	var now registers
-	// The call itself is ours, not the sandbox's: it does not take long. Whom it makes must be known before anything else.
-	err = p.t.do(func() error {
-		own, err := p.enters(number, args)
-		if err != nil {
-			return err
-		}
-		if !atCall(status) || !own {
-			return p.strayed()
-		}
-		for {
-			if err := ptrace(unix.PTRACE_SYSCALL, p.pid, 0, 0); err != nil {
-				return err
-			}
-			status, err := p.await()
-			if err != nil {
-				return err
-			}
-			switch event(status) {
-			case 0:
-				if !atCall(status) {
-					return p.strayed()
-				}
-				return now.get(p.pid)
-			case unix.PTRACE_EVENT_FORK, unix.PTRACE_EVENT_CLONE, unix.PTRACE_EVENT_VFORK:
-				n, err := unix.PtraceGetEventMsg(p.pid)
-				if err != nil {
-					return ErrEnded
-				}
-				child = int(n)
-				p.t.know(child)
-			default:
-				return p.strayed()
-			}
-		}
+	err = p.t.do(func() (err error) {
+		result, child, err = p.through(status, number, args)
+		return err
 	})
-	return now.result(), child, err
+	return result, child, err
+}
+
+// through sees it through a call at whose entry it is, on the thread. The call itself is ours, not the sandbox's: it does
+// not take long. Whom it makes must be known before anything else.
+func (p *Process) through(status unix.WaitStatus, number uintptr, args []uintptr) (result int64, child int, err error) {
+	defer p.watch(patience)()
+	own, err := p.enters(number, args)
+	if err != nil {
+		return 0, 0, err
+	}
+	if !atCall(status) || !own {
+		return 0, 0, p.strayed()
+	}
+	for {
+		if err := ptrace(unix.PTRACE_SYSCALL, p.pid, 0, 0); err != nil {
+			return 0, child, err
+		}
+		if status, err = p.await(); err != nil {
+			return 0, child, err
+		}
+		switch event(status) {
+		case 0:
+			if !atCall(status) {
+				return 0, child, p.strayed()
+			}
+			var now registers
+			err := now.get(p.pid)
+			return now.result(), child, err
+		case unix.PTRACE_EVENT_FORK, unix.PTRACE_EVENT_CLONE, unix.PTRACE_EVENT_VFORK:
+			n, err := unix.PtraceGetEventMsg(p.pid)
+			if err != nil {
+				return 0, 0, ErrEnded
+			}
+			child = int(n)
+			p.t.know(child)
+		default:
+			return 0, child, p.strayed()
+		}
+	}
 }
 
 // entry is struct ptrace_syscall_info at the entry of a call.
