@@ -557,6 +557,9 @@ func (g *Group) Kill() {
 // Remove removes the group. EBUSY means that something in it still dies: try again later. When it succeeds the
 // descriptors are closed.
 func (g *Group) Remove() error {
+	if len(g.Processes()) > 0 { // before anything that costs more
+		return fmt.Errorf("remove cgroup %s: %w", g.name, unix.EBUSY)
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	var first error
