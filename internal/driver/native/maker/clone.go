@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"strconv"
 	"syscall"
 	"time"
 	"unsafe"
@@ -19,21 +20,92 @@ import (
 
 // birth says how a process is born.
 type birth struct {
-	program  *os.File
-	flags    uintptr // namespaces
-	owner    int     // effective uid of the clone: it owns the user namespace; 0 for none
-	base     int     // first host id of the user namespace
-	socket   *os.File
-	stderr   *os.File
-	userland bool // a user namespace is made
+	program *os.File
+	flags   uintptr // namespaces
+	socket  *os.File
+	stderr  *os.File
 }
 
-// clone starts the shell program in new namespaces.
-//
-// The thread's effective uid is the owner while it clones, because the kernel gives a user namespace to the effective
-// uid of its maker: so the zygote, which is that uid and has no capability at all, has rights over this sandbox and
-// over nothing else. The thread keeps its capabilities meanwhile, to write the id maps.
+// birthApart is one with a user namespace of its own.
+type birthApart struct {
+	birth
+	mine  *os.File // the other end of its socket
+	owner int      // effective uid of the clone: it owns the user namespace
+	base  int      // first host id of the user namespace
+}
+
+// clone starts the shell program, in new namespaces if it has any.
 func clone(b birth) (pid int, pidfd *os.File, err error) {
+	return b.start([]string{b.program.Name()}, nil)
+}
+
+// cloneApart starts the shell program in new namespaces, one of users among them, whose ids are mapped.
+//
+// The thread's effective uid is the owner while it starts the program, because the kernel gives a user namespace to the
+// effective uid of its maker: so the zygote, which is that uid and has no capability at all, has rights over this sandbox
+// and over nothing else.
+func cloneApart(b birthApart) (pid int, pidfd *os.File, err error) {
+	argv := []string{b.program.Name(), strconv.FormatUint(uint64(b.flags|unix.CLONE_NEWUSER), 10)}
+	b.flags = 0
+	first, firstFD, err := b.start(argv, func() error { return actAs(b.owner) })
+	if err != nil {
+		return 0, nil, err
+	}
+	defer firstFD.Close()
+	defer waitExit(first, firstFD) //nolint:errcheck // it has told all it had to
+	if pid, err = b.child(); err != nil {
+		_ = signal(firstFD, unix.SIGKILL)
+		return 0, nil, err
+	}
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK) // our own child, and not reaped
+	if err == nil {
+		pidfd = os.NewFile(uintptr(fd), "pidfd")
+		err = b.mapIDs(pid)
+	}
+	if err == nil {
+		_, err = b.mine.Write([]byte{'M'})
+	}
+	if err != nil {
+		_ = unix.Kill(pid, unix.SIGKILL)
+		_, _ = unix.Wait4(pid, nil, 0, nil)
+		if pidfd != nil {
+			pidfd.Close()
+		}
+		return 0, nil, err
+	}
+	return pid, pidfd, nil
+}
+
+// child hears of the process in the new namespaces.
+func (b birthApart) child() (int, error) {
+	if err := b.mine.SetDeadline(time.Now().Add(birthTime)); err != nil {
+		return 0, err
+	}
+	var r report
+	answer := make([]byte, binary.Size(r))
+	n, err := b.mine.Read(answer)
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("clone: %w", err)
+	case n == 8:
+		return int(binary.LittleEndian.Uint64(answer)), nil
+	}
+	_, _ = binary.Decode(answer, binary.LittleEndian, &r)
+	return 0, fmt.Errorf("%s: %w", bytes.TrimRight(r.Step[:], "\x00"), syscall.Errno(r.Err))
+}
+
+func (b birthApart) mapIDs(pid int) error {
+	line := fmt.Appendf(nil, "0 %d %d\n", b.base, idsPerSandbox)
+	for _, name := range []string{"uid_map", "gid_map"} {
+		if err := os.WriteFile(fmt.Sprintf("/proc/%d/%s", pid, name), line, 0); err != nil {
+			return fmt.Errorf("map ids: %w", err)
+		}
+	}
+	return nil
+}
+
+// start runs the program; as is called on the thread that does, and undone.
+func (b birth) start(argv []string, as func() error) (pid int, pidfd *os.File, err error) {
 	null, err := os.OpenFile("/dev/null", os.O_RDWR, 0)
 	if err != nil {
 		return 0, nil, err
@@ -49,22 +121,15 @@ func clone(b birth) (pid int, pidfd *os.File, err error) {
 		Files: []uintptr{null.Fd(), null.Fd(), stderr.Fd(), b.socket.Fd()},
 		Sys:   &syscall.SysProcAttr{Cloneflags: b.flags, PidFD: &fd},
 	}
-	if b.userland {
-		ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: b.base, Size: idsPerSandbox}}
-		attr.Sys.Cloneflags |= unix.CLONE_NEWUSER
-		attr.Sys.UidMappings, attr.Sys.GidMappings, attr.Sys.GidMappingsEnableSetgroups = ids, ids, true
-		attr.Sys.Credential = &syscall.Credential{Uid: 0, Gid: 0}
-	}
 	runtime.LockOSThread()
-	if b.owner != 0 {
-		if err := actAs(b.owner); err != nil {
+	if as != nil {
+		if err := as(); err != nil {
 			runtime.UnlockOSThread()
 			return 0, nil, err
 		}
 	}
-	path := fmt.Sprintf("/proc/self/fd/%d", b.program.Fd())
-	pid, err = syscall.ForkExec(path, []string{b.program.Name()}, attr)
-	if b.owner != 0 {
+	pid, err = syscall.ForkExec(fmt.Sprintf("/proc/self/fd/%d", b.program.Fd()), argv, attr)
+	if as != nil {
 		if back := actAs(0); back != nil {
 			// The thread is somebody else now: leave it locked, so that it ends with its goroutine.
 			return 0, nil, errors.Join(err, back)

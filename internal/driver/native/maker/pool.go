@@ -48,7 +48,7 @@ type pool struct {
 
 // Rotation of zygotes: siblings share a hash seed and an address layout, and a zygote with many children forks slowly.
 const (
-	zygoteLive  = 256
+	zygoteLive  = 512
 	zygoteForks = 5000
 	zygoteAge   = 6 * time.Hour
 )

@@ -101,8 +101,9 @@ func (m *Maker) makeShellAt(at place, t *template.Template, owner int, f form, l
 		return nil, err
 	}
 	defer mine.Close()
-	s.pid, s.pidfd, err = clone(birth{
-		program: m.host.shell, flags: sandboxNamespaces, userland: true, owner: owner, base: uidBase(at.slot), socket: theirs, stderr: debugStderr(),
+	s.pid, s.pidfd, err = cloneApart(birthApart{
+		birth: birth{program: m.host.shell, flags: sandboxNamespaces, socket: theirs, stderr: debugStderr()},
+		mine:  mine, owner: owner, base: uidBase(at.slot),
 	})
 	theirs.Close()
 	if err != nil {

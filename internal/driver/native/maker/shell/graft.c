@@ -17,7 +17,7 @@ typedef long i64;
 #define NO_START
 #include "syscalls.h"
 
-enum { CLONE_VM = 0x100, CLONE_FILES = 0x400, CLONE_PIDFD = 0x1000, CLONE_VFORK = 0x4000, CLONE_PARENT = 0x8000, CLONE_UNTRACED = 0x800000 };
+enum { CLONE_VM = 0x100, CLONE_FILES = 0x400, CLONE_PIDFD = 0x1000, CLONE_VFORK = 0x4000, CLONE_UNTRACED = 0x800000 };
 #define NAMESPACES                                                                                                     \
 	(CLONE_NEWUSER | CLONE_NEWNS | 0x20000000 /* pid */ | 0x40000000 /* net */ | 0x08000000 /* ipc */ | 0x04000000 /* uts */ | CLONE_NEWCGROUP)
 enum { PROT_READ = 1, PROT_WRITE = 2, MAP_SHARED = 1, MAP_PRIVATE = 2, MAP_ANONYMOUS = 32, MREMAP_MAYMOVE = 1, MREMAP_FIXED = 2 };

@@ -10,10 +10,10 @@ static inline i64 sys6(i64 n, i64 a, i64 b, i64 c, i64 d, i64 e, i64 f)
 	return ret;
 }
 #ifndef NO_START
-__asm__(".globl _start\n_start: xor %rbp, %rbp\n and $-16, %rsp\n call run\n hlt\n");
+__asm__(".globl _start\n_start: xor %rbp, %rbp\n mov %rsp, %rdi\n and $-16, %rsp\n call run\n hlt\n");
 #endif
 enum {
-	NR_write = 1, NR_close = 3, NR_mmap = 9, NR_mprotect = 10, NR_mremap = 25, NR_exit = 60, NR_capset = 126, NR_close_range = 436, NR_rt_sigaction = 13, NR_rt_sigprocmask = 14, NR_ioctl = 16, NR_socket = 41, NR_recvfrom = 45, NR_recvmsg = 47, NR_execve = 59, NR_fcntl = 72, NR_chdir = 80, NR_umask = 95,
+	NR_write = 1, NR_close = 3, NR_mmap = 9, NR_mprotect = 10, NR_mremap = 25, NR_exit = 60, NR_capset = 126, NR_close_range = 436, NR_rt_sigaction = 13, NR_rt_sigprocmask = 14, NR_ioctl = 16, NR_socket = 41, NR_recvfrom = 45, NR_clone = 56, NR_recvmsg = 47, NR_execve = 59, NR_fcntl = 72, NR_chdir = 80, NR_umask = 95,
 	NR_setsid = 112, NR_setgroups = 116, NR_setresuid = 117, NR_setresgid = 119, NR_pivot_root = 155, NR_prctl = 157, NR_mount = 165,
 	NR_umount2 = 166, NR_sethostname = 170, NR_exit_group = 231, NR_openat = 257, NR_mkdirat = 258, NR_unshare = 272, NR_dup3 = 292, NR_prlimit64 = 302,
 	NR_setns = 308, NR_seccomp = 317, NR_execveat = 322, NR_move_mount = 429,
@@ -27,12 +27,12 @@ static inline i64 sys6(i64 n, i64 a, i64 b, i64 c, i64 d, i64 e, i64 f)
 	return x0;
 }
 #ifndef NO_START
-__asm__(".globl _start\n_start: mov x29, #0\n mov x30, #0\n bl run\n brk #0\n");
+__asm__(".globl _start\n_start: mov x29, #0\n mov x30, #0\n mov x0, sp\n bl run\n brk #0\n");
 #endif
 enum {
 	NR_exit = 93, NR_capset = 91, NR_mremap = 216, NR_mmap = 222, NR_mprotect = 226, NR_close_range = 436, NR_fcntl = 25, NR_dup3 = 24, NR_ioctl = 29, NR_mkdirat = 34, NR_umount2 = 39, NR_mount = 40, NR_pivot_root = 41, NR_chdir = 49,
 	NR_openat = 56, NR_close = 57, NR_write = 64, NR_exit_group = 94, NR_unshare = 97, NR_setresuid = 147, NR_setresgid = 149, NR_setsid = 157,
-	NR_rt_sigaction = 134, NR_rt_sigprocmask = 135, NR_setgroups = 159, NR_sethostname = 161, NR_umask = 166, NR_prctl = 167, NR_socket = 198, NR_recvfrom = 207, NR_recvmsg = 212, NR_execve = 221,
+	NR_rt_sigaction = 134, NR_rt_sigprocmask = 135, NR_setgroups = 159, NR_sethostname = 161, NR_umask = 166, NR_prctl = 167, NR_socket = 198, NR_recvfrom = 207, NR_clone = 220, NR_recvmsg = 212, NR_execve = 221,
 	NR_prlimit64 = 261, NR_setns = 268, NR_seccomp = 277, NR_execveat = 281, NR_move_mount = 429,
 };
 #else
@@ -52,4 +52,4 @@ enum { AT_FDCWD = -100, AT_EMPTY_PATH = 0x1000, MOVE_MOUNT_F_EMPTY_PATH = 4, MSG
 enum { MS_RDONLY = 1, MS_NOSUID = 2, MS_NODEV = 4, MS_NOEXEC = 8, MS_REMOUNT = 32, MS_BIND = 4096, MS_REC = 16384, MS_PRIVATE = 1 << 18, MNT_DETACH = 2 };
 enum { AF_INET = 2, SOCK_DGRAM = 2, SOCK_CLOEXEC = 02000000, SIOCSIFFLAGS = 0x8914, IFF_UP = 1, IFF_RUNNING = 0x40 };
 enum { RLIMIT_CORE = 4, RLIMIT_NOFILE = 7, SIG_SETMASK = 2 };
-enum { PR_CAPBSET_DROP = 24, PR_SET_NO_NEW_PRIVS = 38, SECCOMP_SET_MODE_FILTER = 1, CLONE_NEWCGROUP = 0x02000000, CLONE_NEWUSER = 0x10000000, CLONE_NEWNS = 0x00020000 };
+enum { PR_CAPBSET_DROP = 24, PR_SET_NO_NEW_PRIVS = 38, SECCOMP_SET_MODE_FILTER = 1, CLONE_NEWCGROUP = 0x02000000, CLONE_PARENT = 0x8000, CLONE_NEWUSER = 0x10000000, CLONE_NEWNS = 0x00020000 };
