@@ -214,7 +214,11 @@ func (m *Maker) attendLive(l *live) {
 // autopsy finds out why a PID 1 ended that nobody told to.
 func (m *Maker) autopsy(l *live) (sandbox.Cause, string) {
 	status := l.shell.status
-	if victim, ok := m.oom.victim(l.shell.group.Name()); ok {
+	look := m.oom.victim
+	if l.shell.group.OOMKills() > 0 {
+		look = m.oom.awaitVictim
+	}
+	if victim, ok := look(l.shell.group.Name()); ok {
 		if status.Signaled() && status.Signal() == unix.SIGKILL && (victim.init || victim.pid == l.shell.pid) {
 			victim.process = agentName // the kernel calls it by the memory file it was executed from
 			return sandbox.CauseOOM, victim.String()

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -116,6 +117,19 @@ func (o *oomLog) victim(group string) (victim, bool) {
 	defer o.mu.Unlock()
 	v, ok := o.victims[group]
 	return v, ok
+}
+
+// hearsay is how long the kernel's log may take to say what the count of a group says already.
+const hearsay = 250 * time.Millisecond
+
+// awaitVictim waits for the log when something is known to have been killed.
+func (o *oomLog) awaitVictim(group string) (victim, bool) {
+	for begun := time.Now(); ; time.Sleep(time.Millisecond) {
+		v, ok := o.victim(group)
+		if ok || o.file == nil || time.Since(begun) > hearsay {
+			return v, ok
+		}
+	}
 }
 
 // forget lets a group's name be used again.
