@@ -99,6 +99,7 @@ static jmp_buf back;
 static const struct request *want;
 static int report_fd; // where the anchor tells how it went
 static sigset_t usual; // the signals that are blocked in the zygote: none
+static pid_t zygote;
 static struct report {
     int32_t pid, error;
     char step[8];
@@ -146,6 +147,10 @@ static int anchor(void *unused) {
     sigset_t all;
     sigfillset(&all);
     sigprocmask(SIG_SETMASK, &all, 0);
+    // One that nobody has come to hold yet hears of nothing else that could end it.
+    prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
+    if (getppid() != zygote)
+        _exit(EXIT_SETUP);
     set_rseq(1); // unregister; the maker looks whether that was so
     syscall(SYS_set_robust_list, 0, robust_length);
     strcpy(told.step, "cgroup");
@@ -284,6 +289,7 @@ int cove_fork(struct request *r, int *anchor_pidfd, const char **step) {
     report_fd = report[1];
     strcpy(told.step, "clone");
     sigprocmask(SIG_SETMASK, 0, &usual);
+    zygote = getpid();
     cove_before_fork();
     if (_setjmp(back) == 0) {
         // No memory is shared with us: a fork that goes on elsewhere.

@@ -328,6 +328,7 @@ class Maker:
         self.control = ours
         ours.settimeout(TIMEOUT * 2)
         self.tokens = 0
+        self.anchors = []  # pidfds
         self.inbox = []
         self.log, log_in = os.pipe()
         self.pid = os.fork()
@@ -414,6 +415,8 @@ class Maker:
         message, fds = self.expect("forked", agent.token)
         agent.pid, agent.pidfd = message["pid"], fds[0]
         agent.anchor = fds[1] if len(fds) > 1 else None
+        if agent.anchor is not None:
+            self.anchors.append(os.dup(agent.anchor))
         agent.ready = agent.event()
         return agent
 
@@ -425,6 +428,14 @@ class Maker:
         agent = Agent(ours, None, None)
         agent.token = "t%d" % self.tokens
         return agent
+
+    def see_anchors_end(self):
+        """Nobody holds them here: they end with their zygote."""
+        for fd in self.anchors:
+            if not select.select([fd], [], [], 5)[0]:
+                raise AssertionError("an anchor outlives its zygote")
+            os.close(fd)
+        self.anchors = []
 
     def log_text(self):
         text = b""
@@ -441,6 +452,7 @@ class Maker:
         while time.monotonic() < deadline:
             if os.waitpid(self.pid, os.WNOHANG)[0]:
                 os.close(self.log)
+                self.see_anchors_end()
                 return
             time.sleep(0.005)
         os.kill(self.pid, signal.SIGKILL)
