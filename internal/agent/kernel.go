@@ -522,7 +522,9 @@ func (k *kernel) die(why error) {
 	}
 	k.letGo()
 	k.a.mu.Lock()
-	delete(k.a.tokens, k.token)
+	if k.a.tokens[k.token] == k { // whoever waited for its end may have brought another of the same token since
+		delete(k.a.tokens, k.token)
+	}
 	k.a.mu.Unlock()
 	close(k.done)
 }
