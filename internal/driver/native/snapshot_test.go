@@ -697,3 +697,143 @@ func TestTooManyLayers(t *testing.T) {
 		t.Errorf("%d images for %d templates", got, len(names))
 	}
 }
+
+// TestSnapshotOfLinks has links in the places where something is mounted when a sandbox starts. A sandbox cannot put most of
+// them there itself: so root writes them into the image. None is followed out of the new root.
+func TestSnapshotOfLinks(t *testing.T) {
+	outside, err := os.MkdirTemp("", "cove-outside")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(outside)
+	if err := os.Chmod(outside, 0o777); err != nil { // or it would be safe by its mode alone
+		t.Fatal(err)
+	}
+	m := newMaker(t)
+	b := m.start(t)
+	b.root("touch /etc/mine")
+	b.snapshot("links0") // one that nobody changes, so that what is kept once is there in both counts
+	m.start(t, from(b.snapshot("links1"))).stop()
+	b.stop()
+	remove := func(name string) {
+		if err := m.driver.RemoveTemplate(t.Context(), tenant, name); err != nil {
+			t.Error(err)
+		}
+	}
+	remove("links0")
+	remove("links1")
+	before := m.rest(t)
+	for _, c := range []struct {
+		claim string
+		links map[string]string
+		says  string // why it does not start; empty: it does
+	}{
+		{"/dev out of the root", map[string]string{"dev": outside}, "/dev of the new root: not a directory"},
+		{"/proc out of the root by its parents", map[string]string{"proc": "../../../../../.." + outside}, "/proc of the new root: not a directory"},
+		{"/usr out of the root", map[string]string{"usr": outside}, "/usr of the new root: not a directory"},
+		{"/run out of the root", map[string]string{"run": outside}, "/run of the new root: no such file"},
+		{"/run to where the shell stands", map[string]string{"run": "/proc/self/cwd"}, "/run of the new root: no such file"},
+		{"/run/cove out of the root", map[string]string{"run/cove": outside}, "/run/cove of the new root: not a directory"},
+		{"/dev and /proc to each other", map[string]string{"dev": "proc", "proc": "dev"}, "/dev of the new root: not a directory"},
+		{"/proc to the root itself", map[string]string{"proc": "/"}, "/proc of the new root: not a directory"},
+		{"/dev to /proc", map[string]string{"dev": "/proc"}, "/dev of the new root: not a directory"},
+		{"resolv.conf to itself", map[string]string{"etc/resolv.conf": "resolv.conf"}, "/etc/resolv.conf of the new root: too many"},
+		{"resolv.conf to where the shell stands", map[string]string{"etc/resolv.conf": "/proc/self/cwd/e"}, "/etc/resolv.conf of the new root: too many"},
+		{"resolv.conf out of the root", map[string]string{"etc/resolv.conf": outside + "/file"}, ""},
+		{"resolv.conf to another file", map[string]string{"etc/resolv.conf": "mine"}, ""},
+		{"/run to a directory of the sandbox", map[string]string{"run": "/var/../home"}, ""},
+		{"/sys and /tmp out of the root", map[string]string{"sys": outside, "tmp": outside}, ""},
+	} {
+		t.Run(c.claim, func(t *testing.T) {
+			parent := m.start(t)
+			parent.root("touch /etc/mine")
+			made := parent.snapshot("links")
+			parent.stop()
+			defer remove("links")
+			plant(t, made.Images()[0], c.links)
+			b, err := m.tryStart(t, from(made))
+			if err == nil {
+				defer b.stop()
+			}
+			switch {
+			case c.says == "" && err != nil:
+				t.Errorf("it does not start: %v", err)
+			case c.says == "":
+				want := "kernel\nproc\ndevtmpfs"
+				got := b.root("ls -d /run/cove/kernel >/dev/null && echo kernel; stat -f -c %T /proc; stat -f -c %T /dev | sed s/^tmpfs/devtmpfs/; cat /proc/keys 2>/dev/null; true")
+				if got != want {
+					t.Errorf("it shows %q, not %q", got, want)
+				}
+			case err == nil || !strings.Contains(err.Error(), c.says):
+				t.Errorf("got %v, want %s", err, c.says)
+			}
+		})
+		if left, err := os.ReadDir(outside); err != nil || len(left) != 0 {
+			t.Fatalf("%s: outside is %v %v", c.claim, left, err)
+		}
+	}
+	if diff := cmp.Diff(before, m.rest(t)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// plant puts links into the first tree of a snapshot's image.
+func plant(t *testing.T, image string, links map[string]string) {
+	t.Helper()
+	at := t.TempDir()
+	if out, err := exec.Command("mount", "-o", "loop", image, at).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	defer func() {
+		if err := unix.Unmount(at, 0); err != nil {
+			t.Error(err)
+		}
+	}()
+	for name, target := range links {
+		path := filepath.Join(at, "0/u", name)
+		if err := os.RemoveAll(path); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(target, path); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestForkOfASnapshotOfLinks: /sys is where a pooled shell's new files are put together, and a sandbox's root can replace it.
+func TestForkOfASnapshotOfLinks(t *testing.T) {
+	m := newMaker(t)
+	first := m.start(t, from(buildTemplate(t, "python")))
+	first.root("rmdir /sys && ln -s /etc /sys && echo mine > /home/user/kept")
+	branch := m.branch(t, first)
+	if got := branch.root("readlink /sys; cat /home/user/kept; stat -f -c %T /proc; ls /run/cove/kernel | wc -l"); !strings.HasPrefix(got, "/etc\nmine\nproc\n") {
+		t.Errorf("a branch shows %q", got)
+	}
+	made := first.snapshot("links")
+	first.stop()
+	branch.stop()
+	parent := m.start(t, from(made))
+	parent.value("x = 41")
+	eventually(t, "shells of the snapshot wait", func() bool {
+		s, err := m.driver.Stats(t.Context())
+		return err == nil && s.Pooled >= 4
+	})
+	request := sandbox.ForkRequest{Parent: parent.id, Children: []sandbox.ForkChild{{
+		ID: "refused", Limits: template.Limits{CPUs: 1, MemoryBytes: 512 << 20, Pids: 128, OpenFiles: 1024}, Network: policy.Network{Mode: policy.None},
+	}}}
+	if _, err := m.driver.Fork(t.Context(), request); err == nil || !strings.Contains(err.Error(), "/sys of the new root: not a directory") {
+		t.Errorf("got %v", err)
+	}
+	if got := parent.value("print(x + 1)"); got != "42" {
+		t.Errorf("after a refused fork the parent says %s", got)
+	}
+	if got := parent.root("stat -f -c %T /etc; cat /home/user/kept"); got != parent.root("stat -f -c %T /home; echo mine") {
+		t.Errorf("the link was followed: %q", got)
+	}
+	if list, err := m.driver.List(t.Context()); err != nil || len(list) != 1 {
+		t.Errorf("%+v %v", list, err)
+	}
+}

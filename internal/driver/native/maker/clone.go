@@ -9,6 +9,7 @@ import (
 	"os"
 	"runtime"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 	"unsafe"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/covehq/cove/internal/driver/native/wire"
+	"github.com/covehq/cove/internal/fault"
 )
 
 // birth says how a process is born.
@@ -204,7 +206,12 @@ func order(socket *os.File, p *plan, files []*os.File) error {
 		return fmt.Errorf("await start: %w", err)
 	}
 	_, _ = binary.Decode(answer, binary.LittleEndian, &r)
-	return fmt.Errorf("%s: %w", bytes.TrimRight(r.Step[:], "\x00"), syscall.Errno(r.Err))
+	step := string(bytes.TrimRight(r.Step[:], "\x00"))
+	err = fmt.Errorf("%s: %w", step, syscall.Errno(r.Err))
+	if strings.HasPrefix(step, "/") { // a place that a template or snapshot must have
+		return fault.Wrap(fault.Unsupported, err, "no sandbox can have these files: %v, and something must be mounted there", err)
+	}
+	return err
 }
 
 // waitExit waits without a thread until the process of a pidfd has ended, and reaps it.

@@ -48,6 +48,8 @@ struct report {
 static struct plan plan;
 static int fds[MAX_FDS];
 static int sock;
+static int base = -1; // where the new file tree is put together
+static int root = -1; // of that tree
 
 // ---- the little of a C library that is needed
 
@@ -117,11 +119,49 @@ static i64 make_dir(const char *path, u32 mode) { return sys3(NR_mkdirat, AT_FDC
 
 static char *layer_path(char *at, u32 i) { return put_number(put(at, "l/"), i); }
 
-// tree_path is where a tree is assembled: r, r/usr, …
-static void tree_path(char *at, const struct tree *t)
+// ---- names in the new root
+//
+// What is there was written by others: a snapshot may have a link in every place. We are still outside, where a link would
+// lead through the host's own files. So every name is looked up with the new root as the root, and what is mounted there is
+// mounted on what was found: by descriptor, or on the working directory.
+
+static i64 open_in(int tree, const char *name, u64 flags)
 {
-	at = put(at, "r");
-	if (t->target[0]) put(put(at, "/"), t->target);
+	struct { u64 flags, mode, resolve; } how = { O_PATH | O_CLOEXEC | flags, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS };
+	return sys4(NR_openat2, tree, (i64)name, (i64)&how, sizeof how);
+}
+
+static void refuse(const char *name, i64 ret)
+{
+	static char step[300];
+	put(put(put(step, "/"), name), " of the new root");
+	die(step, ret);
+}
+
+// place_in finds a directory. A link in its last name is refused: two places must not be one, and none the root itself.
+static int place_in(int tree, const char *name)
+{
+	i64 fd = open_in(tree, name, O_DIRECTORY | O_NOFOLLOW);
+	if (fd < 0) refuse(name, fd);
+	return (int)fd;
+}
+
+static void stand_in(int tree, const char *name) { must("chdir", sys1(NR_fchdir, place_in(tree, name))); }
+static void stand_in_base(void) { must("chdir base", sys1(NR_fchdir, base)); }
+
+static void mount_at(const char *name, const char *type, u64 flags, const char *data)
+{
+	stand_in(root, name);
+	i64 ret = mount(type, ".", type, flags, data);
+	if (ret < 0) refuse(name, ret);
+	stand_in_base();
+}
+
+// attach moves a mount, given by its descriptor or by a path of ours.
+static void attach(int fd, const char *path, const char *name)
+{
+	i64 ret = sys5(NR_move_mount, fd, (i64)path, place_in(root, name), (i64)"", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
+	if (ret < 0) refuse(name, ret);
 }
 
 static int single(const struct tree *t) { return plan.mode == MODE_ZYGOTE && t->count + plan.images == 1; }
@@ -129,12 +169,10 @@ static int single(const struct tree *t) { return plan.mode == MODE_ZYGOTE && t->
 static void mount_tree(u32 index)
 {
 	static char options[2048];
-	char at[300];
 	const struct tree *t = &plan.tree[index];
-	tree_path(at, t);
 	if (single(t)) {
 		// An overlay of one layer and nothing above is refused; the layer itself is read-only already.
-		must("move single layer", move(fds[t->first], at));
+		must("move single layer", move(fds[t->first], "r"));
 		return;
 	}
 	char *o = put(options, "lowerdir=");
@@ -153,7 +191,19 @@ static void mount_tree(u32 index)
 		flags |= MS_RDONLY;
 	}
 	put(o, ",userxattr");
-	must("mount overlay", mount("overlay", at, "overlay", flags, options));
+	must("mount overlay", mount("overlay", "r", "overlay", flags, options));
+}
+
+// mount_trees begins with the root, in which the others have their places. Each is first mounted at r, on top of the root.
+static void mount_trees(void)
+{
+	for (u32 i = 0; i < plan.trees; i++) {
+		mount_tree(i);
+		if (plan.tree[i].target[0])
+			attach(AT_FDCWD, "r", plan.tree[i].target);
+		else
+			root = (int)must("open root", sys4(NR_openat, AT_FDCWD, (i64)"r", O_PATH | O_DIRECTORY | O_CLOEXEC, 0));
+	}
 }
 
 static void mount_layers(void)
@@ -198,55 +248,79 @@ static const char *const hidden_dirs[] = { "acpi", "scsi", "bus", "irq", "fs", "
 
 static void mount_proc(void)
 {
-	char at[64];
+	char hidden[300], empty[300];
 	u64 flags = MS_NOSUID | MS_NODEV | MS_NOEXEC;
 	if (plan.mode == MODE_ZYGOTE) {
-		must("mount proc", mount("proc", "r/proc", "proc", flags, "subset=pid,hidepid=invisible"));
+		mount_at("proc", "proc", flags, "subset=pid,hidepid=invisible");
 		return;
 	}
-	must("mount proc", mount("proc", "r/proc", "proc", flags, 0));
+	mount_at("proc", "proc", flags, 0);
+	stand_in(root, "proc"); // from here on all names are the kernel's and ours
+	put(put(hidden, plan.base), "/c/hidden");
+	put(put(empty, plan.base), "/c/empty");
 	for (int i = 0; hidden_files[i]; i++) {
-		put(put(at, "r/proc/"), hidden_files[i]);
-		i64 ret = mount("r/run/cove/hidden", at, 0, MS_BIND, 0);
+		i64 ret = mount(hidden, hidden_files[i], 0, MS_BIND, 0);
 		if (ret < 0 && ret != -ENOENT) die("hide a file of proc", ret);
 	}
 	for (int i = 0; hidden_dirs[i]; i++) {
-		put(put(at, "r/proc/"), hidden_dirs[i]);
-		i64 ret = mount("r/run/cove/empty", at, 0, MS_BIND, 0);
+		i64 ret = mount(empty, hidden_dirs[i], 0, MS_BIND, 0);
 		if (ret < 0 && ret != -ENOENT) die("hide a directory of proc", ret);
 	}
 	// What is not there to hide and what is not there to hide it with look the same above.
-	must("find what hides", sys4(NR_openat, AT_FDCWD, (i64)"r/run/cove/hidden", O_PATH | O_CLOEXEC, 0));
-	must("bind proc/sys", mount("r/proc/sys", "r/proc/sys", 0, MS_BIND, 0));
-	must("freeze proc/sys", mount(0, "r/proc/sys", 0, MS_BIND | MS_REMOUNT | MS_RDONLY | flags, 0));
+	must("find what hides", sys4(NR_openat, AT_FDCWD, (i64)hidden, O_PATH | O_CLOEXEC, 0));
+	must("bind proc/sys", mount("sys", "sys", 0, MS_BIND, 0));
+	must("freeze proc/sys", mount(0, "sys", 0, MS_BIND | MS_REMOUNT | MS_RDONLY | flags, 0));
+	stand_in_base();
 }
 
-static void bind_names(void)
+// bind_names: names are asked of the maker's resolver, whatever the template or image says; some have no such file. A link
+// is usual there, and leads to a file of the new root or to none.
+static void bind_names(int cove, const char *file)
 {
-	// Names are asked of the maker's resolver, whatever the template or image says; some have no such file.
-	i64 named = mount("r/run/cove/resolv.conf", "r/etc/resolv.conf", 0, MS_BIND, 0);
-	if (named < 0 && named != -ENOENT) die("bind resolv.conf", named);
+	i64 at = open_in(root, "etc/resolv.conf", 0);
+	if (at == -ENOENT) return;
+	if (at < 0) refuse("etc/resolv.conf", at);
+	i64 names = must("clone resolv.conf", sys3(NR_open_tree, cove, (i64)file, OPEN_TREE_CLONE | O_CLOEXEC));
+	i64 ret = sys5(NR_move_mount, names, (i64)"", at, (i64)"", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
+	if (ret < 0) refuse("etc/resolv.conf", ret);
+}
+
+// make_places: a template or snapshot may lack them; the layer is the sandbox's own. Where they are, nothing happens.
+static void make_places(void)
+{
+	if (plan.mode == MODE_SANDBOX) {
+		sys3(NR_mkdirat, root, (i64)"dev", 0755);
+		sys3(NR_mkdirat, root, (i64)"proc", 0555);
+		sys3(NR_mkdirat, root, (i64)"run", 0755);
+		sys3(NR_mkdirat, root, (i64)"sys", 0555);
+	} else {
+		mount_at("run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=64k");
+	}
+	i64 run = open_in(root, "run", O_DIRECTORY);
+	if (run < 0) refuse("run", run);
+	sys3(NR_mkdirat, run, (i64)"cove", 0755);
+}
+
+static void mount_dev(int dev)
+{
+	attach(dev, "", "dev");
+	must("chdir dev", sys1(NR_fchdir, dev));
+	must("mount shm", mount("tmpfs", "shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=256m"));
+	must("mount pts", mount("devpts", "pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620,max=256"));
+	stand_in_base();
 }
 
 static void mount_rest(int dev, int cove)
 {
-	if (plan.mode == MODE_SANDBOX) {
-		// A template may lack them; the layer is the sandbox's own. Where they are, nothing happens.
-		make_dir("r/dev", 0755); make_dir("r/proc", 0555); make_dir("r/run", 0755); make_dir("r/sys", 0555);
-	} else {
-		must("mount run", mount("tmpfs", "r/run", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755,size=64k"));
-	}
-	make_dir("r/run/cove", 0755);
-	must("move dev", move(dev, "r/dev"));
-	must("mount shm", mount("tmpfs", "r/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=256m"));
-	must("mount pts", mount("devpts", "r/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620,max=256"));
+	make_places();
+	mount_dev(dev);
 	// All sandboxes share this tree. An overlay gives each its own inodes, so that none can watch or lock another's.
 	must("move cove", move(cove, "c"));
-	must("mount cove", mount("overlay", "r/run/cove", "overlay", MS_RDONLY | MS_NOSUID | MS_NODEV, "lowerdir=c:e"));
+	must("mount cove", mount("overlay", "c", "overlay", MS_RDONLY | MS_NOSUID | MS_NODEV, "lowerdir=c:e"));
 	mount_proc();
-	bind_names();
-	if (plan.mode == MODE_ZYGOTE)
-		must("mount tmp", mount("tmpfs", "r/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=64m"));
+	bind_names(AT_FDCWD, "c/resolv.conf");
+	attach(AT_FDCWD, "c", "run/cove");
+	if (plan.mode == MODE_ZYGOTE) mount_at("tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=64m");
 }
 
 static void enter_root(void)
@@ -259,9 +333,12 @@ static void enter_root(void)
 
 static void become(u32 uid, u32 gid);
 
-static void keep(const char *from, const char *to)
+// keep moves a mount of the old root to the same name in the new one.
+static int keep(int old, const char *name)
 {
-	must("keep a mount", sys5(NR_move_mount, AT_FDCWD, (i64)from, AT_FDCWD, (i64)to, 0));
+	int from = place_in(old, name);
+	attach(from, "", name);
+	return from;
 }
 
 // reroot gives a sandbox that nobody lives in yet another file tree: the same layers below another disk. Whoever is in it,
@@ -272,8 +349,10 @@ static void reroot(int state, int sandbox)
 	char at[32];
 	must("enter sandbox", sys2(NR_setns, sandbox, CLONE_NEWUSER | CLONE_NEWNS));
 	become(0, 0);
-	must("mount workplace", mount("tmpfs", "/sys", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0700,size=256k"));
-	must("chdir workplace", sys1(NR_chdir, (i64)"/sys"));
+	int old = (int)must("open old root", sys4(NR_openat, AT_FDCWD, (i64)"/", O_PATH | O_DIRECTORY | O_CLOEXEC, 0));
+	stand_in(old, "sys");
+	must("mount workplace", mount("tmpfs", ".", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0700,size=256k"));
+	stand_in(old, "sys"); // in what is mounted there now
 	make_dir("l", 0755); make_dir("s", 0755); make_dir("r", 0755);
 	for (u32 i = 0; i < plan.layers; i++) {
 		layer_path(at, i);
@@ -281,11 +360,10 @@ static void reroot(int state, int sandbox)
 	}
 	mount_layers();
 	must("move state", move(state, "s"));
-	for (u32 i = 0; i < plan.trees; i++) mount_tree(i);
-	keep("/dev", "r/dev");
-	keep("/proc", "r/proc");
-	keep("/run/cove", "r/run/cove");
-	bind_names();
+	mount_trees(); // of a disk that a sandbox ran on: every place is there
+	keep(old, "dev");
+	keep(old, "proc");
+	bind_names(keep(old, "run/cove"), "resolv.conf");
 	enter_root();
 	sys1(NR_exit_group, 0);
 }
@@ -398,13 +476,14 @@ void run(const u64 *stack)
 
 	join_cgroups(at);
 	must("private mounts", mount(0, "/", 0, MS_REC | MS_PRIVATE, 0));
-	must("chdir base", sys1(NR_chdir, (i64)plan.base));
+	base = (int)must("open base", sys4(NR_openat, AT_FDCWD, (i64)plan.base, O_PATH | O_DIRECTORY | O_CLOEXEC, 0));
+	stand_in_base();
 	mount_layers();
 	if (plan.mode == MODE_SANDBOX) {
 		if (state >= 0) must("move state", move(state, "s"));
 		else make_tmpfs_state();
 	}
-	for (u32 i = 0; i < plan.trees; i++) mount_tree(i);
+	mount_trees();
 	mount_rest(dev, cove);
 	must("hostname", sys2(NR_sethostname, (i64)plan.hostname, (i64)len(plan.hostname)));
 	enter_root();
