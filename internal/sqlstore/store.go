@@ -135,8 +135,17 @@ func code(err error) int {
 // conflict reports a unique index that refused a row.
 func conflict(err error) bool { return code(err) == sqlite3.SQLITE_CONSTRAINT }
 
+// roomless says in plain words that the host's disk is full.
+func roomless(err error) error {
+	if code(err) == sqlite3.SQLITE_FULL {
+		return fault.Wrap(fault.Exhausted, err, "the server's disk is full: nothing can be recorded")
+	}
+	return err
+}
+
 // inTx runs do in one transaction of the writer.
-func (s *Store) inTx(ctx context.Context, do func(*sql.Tx) error) error {
+func (s *Store) inTx(ctx context.Context, do func(*sql.Tx) error) (err error) {
+	defer func() { err = roomless(err) }()
 	tx, err := s.w.BeginTx(ctx, nil)
 	if err != nil {
 		return err

@@ -29,6 +29,7 @@ type disks struct {
 
 	mu      sync.Mutex
 	masters map[master]*os.File    // of the sizes asked for last; none has a name
+	making  map[master]*making     // masters that are not there yet: mkfs takes long, and whoever wants another need not wait
 	spares  map[int64][]spare      // for forks, by size
 	named   map[string]*frozenDisk // images of templates that somebody uses, by path
 }
@@ -40,6 +41,12 @@ const maxMasters = 16
 type master struct {
 	bytes   int64
 	journal bool
+}
+
+// making is a master that one caller makes and others of the same size wait for.
+type making struct {
+	done chan struct{} // closed when it is made, or is not
+	err  error         // of those who waited; whoever asks later tries again
 }
 
 // spare is an image without content behind a device: attaching one is half of what a copy of a small disk takes.
@@ -136,7 +143,6 @@ type disk struct {
 	root    *os.File // its topmost directory, by which the file system as a whole is asked and told
 	size    int64
 	journal bool
-	hurried bool // it is read and written through the host's cache until settle
 	work    int  // which of its two work directories is in use
 	trees   int  // that it is for
 	marked  bool // the other one is still marked by who used it before
@@ -144,7 +150,8 @@ type disk struct {
 	empty   int64         // bytes that the file system uses for itself
 	below   []*frozenDisk // layers between it and the template's, uppermost first; held
 
-	copying sync.Mutex // a file system freezes once at a time, and is not let go of meanwhile
+	calm    *time.Timer // calls settle
+	copying sync.Mutex  // a file system freezes once at a time, and is not let go of meanwhile
 	closed  bool
 }
 
@@ -156,7 +163,7 @@ func openDisks(dir string) (*disks, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	return &disks{dir: dir, mark: markOf(dir), reflink: canReflink(dir) == nil, masters: map[master]*os.File{}, spares: map[int64][]spare{}, named: map[string]*frozenDisk{}}, nil
+	return &disks{dir: dir, mark: markOf(dir), reflink: canReflink(dir) == nil, masters: map[master]*os.File{}, making: map[master]*making{}, spares: map[int64][]spare{}, named: map[string]*frozenDisk{}}, nil
 }
 
 // make gives a disk for so many trees and its mount, which is attached nowhere and holds a directory with u, w and x for each.
@@ -167,7 +174,7 @@ func (d *disks) make(f form, trees int) (_ *disk, mount *os.File, err error) {
 	var content spare
 	if copied {
 		made.size, made.journal, made.empty, made.below = f.from.size, f.from.journal, f.from.empty, holdAll(f.from.below)
-		made.hurried, made.work = f.hurried, 1-f.from.work
+		made.work = 1 - f.from.work
 		content, err = f.from.copy(f.owns)
 	} else {
 		if f.from != nil {
@@ -215,11 +222,7 @@ func (k *disk) fill(content spare) (mount *os.File, err error) {
 	k.image = content.image
 	loop := content.loop
 	if loop == nil {
-		flags := uint32(unix.LO_FLAGS_DIRECT_IO)
-		if k.hurried {
-			flags = 0 // it was just written, and reading past the host's cache would wait for the host's disk
-		}
-		if loop, err = attachLoop(k.image, k.disks.mark, flags); err != nil {
+		if loop, err = attachLoop(k.image, k.disks.mark, 0); err != nil {
 			return nil, err
 		}
 	}
@@ -229,13 +232,8 @@ func (k *disk) fill(content spare) (mount *os.File, err error) {
 			loop.Close()
 			return nil, fmt.Errorf("flush device: %w", err)
 		}
-		if !k.hurried {
-			_ = unix.IoctlSetInt(int(loop.Fd()), unix.LOOP_SET_DIRECT_IO, 1) // a comfort
-		}
 	}
-	if k.hurried {
-		fetch(k.image, loop)
-	}
+	fetch(k.image, loop)
 	k.device = loop.Name()
 	// The mount keeps the device; the device clears itself when the last user is gone.
 	defer loop.Close()
@@ -250,6 +248,7 @@ func (k *disk) fill(content spare) (mount *os.File, err error) {
 		mount.Close()
 		return nil, err
 	}
+	k.calm = time.AfterFunc(settleTime, k.settle)
 	return mount, nil
 }
 
@@ -271,12 +270,16 @@ func fetch(image, loop *os.File) {
 	}
 }
 
-// settle ends the hurry: what is cached in the sandbox need not be cached by the host as well. It may wait for the host's
-// disk, and so does the sandbox that writes meanwhile.
+// settleTime is how long a disk is read and written through the host's cache. Its image was just written: going past the
+// cache would wait for the host's disk, and a sandbox that ends before needs that disk not once.
+const settleTime = 2 * time.Second
+
+// settle ends that: what is cached in the sandbox need not be cached by the host as well. It may wait for the host's disk,
+// and so does the sandbox that writes meanwhile.
 func (k *disk) settle() {
 	k.copying.Lock()
 	defer k.copying.Unlock()
-	if !k.hurried || k.closed {
+	if k.closed {
 		return
 	}
 	loop, err := os.OpenFile(k.device, os.O_RDWR, 0)
@@ -299,6 +302,9 @@ func (k *disk) close() {
 		return
 	}
 	k.closed = true
+	if k.calm != nil {
+		k.calm.Stop()
+	}
 	for _, f := range []*os.File{k.image, k.root} {
 		if f != nil {
 			f.Close()
@@ -362,26 +368,51 @@ func forgetVolatile(root *os.File, work, trees int) error {
 func (d *disks) master(want master) (*os.File, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	f := d.masters[want]
-	if f == nil {
-		var err error
-		if f, err = d.makeMaster(want); err != nil {
+	for d.masters[want] == nil {
+		if err := d.await(want); err != nil {
 			return nil, err
 		}
-		for old, file := range d.masters {
-			if len(d.masters) < maxMasters {
-				break
-			}
-			file.Close()
-			delete(d.masters, old)
-		}
-		d.masters[want] = f
 	}
+	f := d.masters[want]
 	fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
+// await makes a master, or waits for whoever makes it. It is called with mu held, and lets go of it meanwhile.
+func (d *disks) await(want master) error {
+	if m := d.making[want]; m != nil {
+		d.mu.Unlock()
+		<-m.done
+		d.mu.Lock()
+		return m.err
+	}
+	m := &making{done: make(chan struct{})}
+	d.making[want] = m
+	d.mu.Unlock()
+	f, err := d.makeMaster(want)
+	d.mu.Lock()
+	delete(d.making, want)
+	defer close(m.done)
+	if err != nil {
+		m.err = d.perhapsFull(err)
+		return m.err
+	}
+	d.keepMaster(want, f)
+	return nil
+}
+
+func (d *disks) keepMaster(want master, f *os.File) {
+	for old, file := range d.masters {
+		if len(d.masters) < maxMasters {
+			break
+		}
+		file.Close()
+		delete(d.masters, old)
+	}
+	d.masters[want] = f
 }
 
 func (d *disks) makeMaster(want master) (*os.File, error) {
@@ -430,7 +461,7 @@ func (d *disks) makeMaster(want master) (*os.File, error) {
 func nameless(dir string) (*os.File, error) {
 	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("make image: %w", err)
+		return nil, fmt.Errorf("make image: %w", spaceless(err))
 	}
 	return os.NewFile(uintptr(fd), "image"), nil
 }

@@ -336,6 +336,63 @@ func TestNoRoomForACopy(t *testing.T) {
 	}
 }
 
+// TestSlowDisk has one size whose file system takes as long as the test likes to make.
+func TestSlowDisk(t *testing.T) {
+	const slow, other = 96 << 20, 64 << 20
+	d, dir := disks(t, false)
+	real := must[string](t)(exec.LookPath("mkfs.ext4"))
+	gate, calls := filepath.Join(dir, "gate"), filepath.Join(dir, "calls")
+	if err := unix.Mkfifo(gate, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// The gate says how mkfs ends.
+	script := fmt.Sprintf("#!/bin/sh\ncase \"$*\" in *master-%d-*) echo >> %s; read verdict < %s; [ $verdict = good ] || exit 1;; esac\nexec %s \"$@\"\n", slow, calls, gate, real)
+	if err := os.WriteFile(filepath.Join(dir, "mkfs.ext4"), []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	// One asks and fails; whoever asks later tries again, once for all.
+	for round, c := range []struct {
+		verdict string
+		callers int
+	}{{"bad", 1}, {"good", 3}} {
+		results := make(chan error, c.callers)
+		for range c.callers {
+			go func() {
+				k, err := d.Make(slow, sandbox.StorageVolatile, maker.Frozen{})
+				if err == nil {
+					k.Close()
+				}
+				results <- err
+			}()
+		}
+		for bytes.Count(read(calls), []byte("\n")) <= round {
+			time.Sleep(time.Millisecond) // until mkfs has begun
+		}
+		k := must[maker.Disk](t)(d.Make(other, sandbox.StorageVolatile, maker.Frozen{}))
+		k.Close()
+		if len(results) != 0 {
+			t.Errorf("the slow one is there already: %v", <-results)
+		}
+		if err := os.WriteFile(gate, []byte(c.verdict+"\n"), 0); err != nil {
+			t.Fatal(err)
+		}
+		for range c.callers {
+			if err := <-results; (err == nil) != (c.verdict == "good") {
+				t.Errorf("mkfs was %s, a caller got %v", c.verdict, err)
+			}
+		}
+	}
+	if n := bytes.Count(read(calls), []byte("\n")); n != 2 {
+		t.Errorf("mkfs was called %d times", n)
+	}
+}
+
+func read(path string) []byte {
+	data, _ := os.ReadFile(path)
+	return data
+}
+
 func BenchmarkFreezeDisk(b *testing.B) {
 	for _, size := range []int{64 << 10, 4 << 20, 24 << 20} {
 		b.Run(fmt.Sprintf("%dKiB", size>>10), func(b *testing.B) {

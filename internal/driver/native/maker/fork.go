@@ -96,7 +96,6 @@ func (m *Maker) Fork(ctx context.Context, r sandbox.ForkRequest, talk *net.UnixC
 		return nil, nil, nil, err
 	}
 	for _, b := range f.babies {
-		m.wg.Go(func() { m.settleDisk(b.shell.disk) })
 		b.live.setDeadline(m, b.child.Deadline)
 		c, err := m.channel(b.live)
 		if err != nil {
@@ -400,7 +399,7 @@ func (f *fork) shelter(ctx context.Context, b *baby) (err error) {
 		return context.Cause(ctx)
 	}
 	want := f.parent.shell.form
-	want.from, want.owns, want.hurried = f.frozen, len(f.babies) == 1, true
+	want.from, want.owns = f.frozen, len(f.babies) == 1
 	if b.shell != nil {
 		return f.m.reroot(b.shell, p.template, want)
 	}

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -210,17 +209,6 @@ func (f *frozenDisk) copy(last bool) (spare, error) {
 	}
 	return s, nil
 }
-
-// settleDisk waits until a new branch has done what it was made for.
-func (m *Maker) settleDisk(k *disk) {
-	select {
-	case <-time.After(settleTime):
-		k.settle()
-	case <-m.closed:
-	}
-}
-
-const settleTime = time.Second
 
 func holdAll(all []*frozenDisk) []*frozenDisk {
 	for _, f := range all {

@@ -51,7 +51,6 @@ type form struct {
 	disk    int64       // size; a copy of a small disk has that one's
 	from    *frozenDisk // whose files it has beside the template's; nil: none
 	owns    bool        // nobody else uses what it is from
-	hurried bool        // somebody waits for it
 }
 
 const sandboxNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWNET
