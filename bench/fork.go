@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/covehq/cove/client"
@@ -77,6 +78,17 @@ func (p parent) ask(ctx context.Context, child *client.Sandbox) error {
 	return runCell(ctx, child, p.heap.ask, p.heap.answer)
 }
 
+// askAll asks every child at once, as whoever tries several ideas does.
+func (p parent) askAll(ctx context.Context, children []*client.Sandbox) error {
+	errs := make([]error, len(children))
+	var asking sync.WaitGroup
+	for i, child := range children {
+		asking.Go(func() { errs[i] = p.ask(ctx, child) })
+	}
+	asking.Wait()
+	return errors.Join(errs...)
+}
+
 // forkTimes are what a number of forks took.
 type forkTimes struct {
 	first series // until every child has answered a first cell, divided by their number
@@ -98,9 +110,7 @@ func (p parent) fork(ctx context.Context, w *world, samples, n int) (t forkTimes
 		began := time.Now()
 		forks, err := sb.Fork(ctx, client.ForkRequest{Count: n})
 		if err == nil {
-			for _, child := range forks.Sandboxes {
-				err = errors.Join(err, p.ask(ctx, child))
-			}
+			err = p.askAll(ctx, forks.Sandboxes)
 		}
 		took := time.Since(began) / time.Duration(n)
 		if forks != nil {
