@@ -222,18 +222,41 @@ func (m *Manager) start(ctx context.Context, e *entry, pl plan) error {
 		return m.unmake(ctx, e, err)
 	}
 	defer free()
-	// Row first: a crash from here on leaves a row that Open ends, together with an instance if there is one.
-	if err := m.insert(ctx, e); err != nil {
-		return m.unmake(ctx, e, fmt.Errorf("record sandbox %s: %w", e.id, err))
-	}
+	// The row is written while the driver works. A crash leaves a row that Open ends, an instance that it stops, or both.
+	inserted := make(chan error, 1)
+	go func() {
+		err := m.insert(ctx, e)
+		if err != nil {
+			cancel()
+		}
+		inserted <- err
+	}()
 	m.clock.update(e)
 	req := pl.request
 	req.ID, req.Deadline = e.id, e.snapshot().Deadline
-	if err := m.launch(startCtx, e, req); err != nil {
+	err = m.startWithin(startCtx, m.cfg.StartTimeout, req)
+	if unrecorded := <-inserted; unrecorded != nil {
+		return m.discard(ctx, e, fmt.Errorf("record sandbox %s: %w", e.id, unrecorded))
+	}
+	if err == nil {
+		err = m.launched(startCtx, e)
+	}
+	if err != nil {
 		return m.abandon(ctx, e, err)
 	}
 	m.clock.update(e)
 	return nil
+}
+
+// discard ends what a driver may have made of a sandbox that could not be recorded.
+func (m *Manager) discard(ctx context.Context, e *entry, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleFor)
+	defer cancel()
+	stopErr := m.driver.Stop(ctx, e.id, CauseStartFail)
+	if fault.Is(stopErr, fault.NotFound) {
+		stopErr = nil
+	}
+	return m.unmake(ctx, e, errors.Join(err, stopErr))
 }
 
 func (m *Manager) insert(ctx context.Context, e *entry) error {
@@ -242,10 +265,8 @@ func (m *Manager) insert(ctx context.Context, e *entry) error {
 	return m.write(ctx, e.record(), m.store.Insert, LifecycleEvent{Type: LifecycleCreated})
 }
 
-func (m *Manager) launch(ctx context.Context, e *entry, req StartRequest) error {
-	if err := m.startWithin(ctx, m.cfg.StartTimeout, req); err != nil {
-		return err
-	}
+// launched makes a sandbox that its driver has started a running one.
+func (m *Manager) launched(ctx context.Context, e *entry) error {
 	if ctx.Err() != nil {
 		return waitError(ctx, "sandbox "+e.id+" to start")
 	}

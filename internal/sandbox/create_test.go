@@ -503,13 +503,14 @@ func TestFailedCreate(t *testing.T) {
 				t.Fatalf("the cause is %q", sb.CauseMessage)
 			}
 		},
-		"a row that cannot be inserted starts nothing": func(t *testing.T, w *world) {
+		"a row that cannot be inserted leaves nothing": func(t *testing.T, w *world) {
 			w.store.failWith(failing("insert", 1, errBoom))
 			if _, _, err := w.Create(t.Context(), acme, sandbox.Spec{Key: "k"}); !errors.Is(err, errBoom) {
 				t.Fatalf("error is %v", err)
 			}
-			if w.driver.count("start") != 0 || len(w.all()) != 0 {
-				t.Fatal("something was started or recorded")
+			synctest.Wait()
+			if w.driver.size() != 0 || w.driver.remembered() != 0 || len(w.all()) != 0 {
+				t.Fatal("something is left or recorded")
 			}
 			w.create(sandbox.Spec{Key: "k"})
 		},
