@@ -72,7 +72,8 @@ func measureCreate(ctx context.Context, w *world) ([]Row, error) {
 }
 
 // takeTurns measures subjects one after the other, each round in another order, so that whatever one leaves to the next
-// is spread evenly. The first round only warms up.
+// is spread evenly, and none before the machine has nothing to do: some clean up long after their answer. The first round
+// only warms up.
 func (w *world) takeTurns(ctx context.Context, b budget, subjects []subject) ([]series, error) {
 	taken := make([]series, len(subjects))
 	begun := time.Now()
@@ -80,6 +81,9 @@ func (w *world) takeTurns(ctx context.Context, b budget, subjects []subject) ([]
 		for _, i := range rand.Perm(len(subjects)) {
 			if err := w.settle(ctx); err != nil {
 				return taken, err
+			}
+			if len(subjects) > 1 {
+				awaitIdle(ctx)
 			}
 			began := time.Now()
 			undo, err := subjects[i].do(ctx)

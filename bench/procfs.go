@@ -7,7 +7,46 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 )
+
+// How long the processors are looked at, what part of that they have nothing to do when they are idle, and how long that
+// is waited for.
+const (
+	idleWindow   = 50 * time.Millisecond
+	idlePart     = 0.9
+	idlePatience = 2 * time.Second
+)
+
+// awaitIdle returns when the processors have had next to nothing to do for a moment, or have been busy for too long.
+func awaitIdle(ctx context.Context) {
+	for begun := time.Now(); time.Since(begun) < idlePatience; {
+		idle, all := processorTimes()
+		select {
+		case <-time.After(idleWindow):
+		case <-ctx.Done():
+			return
+		}
+		idleThen, allThen := processorTimes()
+		if float64(idleThen-idle) >= idlePart*float64(allThen-all) {
+			return
+		}
+	}
+}
+
+// processorTimes are the ticks that all processors were idle, and all ticks.
+func processorTimes() (idle, all int64) {
+	text, _ := os.ReadFile("/proc/stat") // nothing: always idle
+	first, _, _ := strings.Cut(string(text), "\n")
+	for i, field := range strings.Fields(strings.TrimPrefix(first, "cpu")) {
+		n, _ := strconv.ParseInt(field, 10, 64)
+		all += n
+		if i == 3 || i == 4 { // idle, and idle while a disk is waited for
+			idle += n
+		}
+	}
+	return idle, all
+}
 
 // descriptors is how many a process has open.
 func descriptors(pid int) int {
