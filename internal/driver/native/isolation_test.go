@@ -50,7 +50,7 @@ type probed struct {
 }
 
 // refusals are answers that mean no.
-var refusals = []string{"EPERM", "EACCES", "ENOSYS", "ENOENT", "EROFS", "PermissionError", "empty"}
+var refusals = []string{"EPERM", "EACCES", "ENOSYS", "EPROTONOSUPPORT", "ENOENT", "EROFS", "PermissionError", "empty"}
 
 // permitted are the few attempts of the probe that may succeed, and for whom.
 func permitted(name string, root bool) []string {

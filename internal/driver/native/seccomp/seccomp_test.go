@@ -13,6 +13,7 @@ import (
 const (
 	allowed = 0x7fff0000
 	eperm   = 0x00050000 | uint32(unix.EPERM)
+	absent  = 0x00050000 | uint32(unix.EPROTONOSUPPORT)
 	enosys  = 0x00050000 | uint32(unix.ENOSYS)
 )
 
@@ -68,8 +69,9 @@ func TestSandboxFilter(t *testing.T) {
 		{"unix sockets", unix.SYS_SOCKET, []uint64{unix.AF_UNIX, unix.SOCK_STREAM, 0}, allowed},
 		{"unix socket pairs", unix.SYS_SOCKETPAIR, []uint64{unix.AF_UNIX, unix.SOCK_STREAM, 0}, allowed},
 		{"route netlink", unix.SYS_SOCKET, []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE}, allowed},
-		{"no xfrm netlink", unix.SYS_SOCKET, []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_XFRM}, eperm},
-		{"no netfilter netlink", unix.SYS_SOCKET, []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER}, eperm},
+		{"no xfrm netlink", unix.SYS_SOCKET, []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_XFRM}, absent},
+		{"no netfilter netlink", unix.SYS_SOCKET, []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER}, absent},
+		{"no audit netlink", unix.SYS_SOCKET, []uint64{unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_AUDIT}, absent},
 		{"no kernel crypto sockets", unix.SYS_SOCKET, []uint64{unix.AF_ALG, unix.SOCK_SEQPACKET, 0}, eperm},
 		{"no packet sockets", unix.SYS_SOCKET, []uint64{unix.AF_PACKET, unix.SOCK_RAW, 0}, eperm},
 		{"no vsock", unix.SYS_SOCKET, []uint64{unix.AF_VSOCK, unix.SOCK_STREAM, 0}, eperm},
