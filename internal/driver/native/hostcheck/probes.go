@@ -205,21 +205,30 @@ func tryCgroup(at string) error {
 	return unix.Rmdir(dir)
 }
 
+func namelessFile(dir string) (*os.File, error) {
+	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), "probe"), nil
+}
+
 // tryReflink copies a file of a directory by reference; none of the two has a name.
 func tryReflink(dir string) error {
-	var files [2]*os.File
-	for i := range files {
-		fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
-		if err != nil {
-			return err
-		}
-		files[i] = os.NewFile(uintptr(fd), "probe")
-		defer files[i].Close()
-	}
-	if _, err := files[0].Write(make([]byte, 64<<10)); err != nil {
+	from, err := namelessFile(dir)
+	if err != nil {
 		return err
 	}
-	return unix.IoctlFileClone(int(files[1].Fd()), int(files[0].Fd()))
+	defer from.Close()
+	to, err := namelessFile(dir)
+	if err != nil {
+		return err
+	}
+	defer to.Close()
+	if _, err := from.Write(make([]byte, 64<<10)); err != nil {
+		return err
+	}
+	return unix.IoctlFileClone(int(to.Fd()), int(from.Fd()))
 }
 
 // canCollapse asks for one huge page the way zygotes do.

@@ -226,7 +226,7 @@ func (s *shell) holds(a *trace.Process) {
 	if s.over {
 		a.Kill()
 	}
-	kept := s.anchors[:0]
+	kept := []*trace.Process{a}
 	for _, old := range s.anchors {
 		select {
 		case <-old.Gone():
@@ -234,7 +234,7 @@ func (s *shell) holds(a *trace.Process) {
 			kept = append(kept, old)
 		}
 	}
-	s.anchors = append(kept, a)
+	s.anchors = kept
 }
 
 func (s *shell) killAnchors() {

@@ -74,7 +74,7 @@ func TestLargeDiskIsCopiedByReference(t *testing.T) {
 			before := free()
 			for range 5 { // would not fit
 				child := must[maker.Disk](t)(d.Make(2<<30, sandbox.StorageVolatile, frozen))
-				defer child.Close()
+				t.Cleanup(func() { child.Close() })
 				if child.Below() != 0 {
 					t.Error("a layer was stacked although a copy costs nothing")
 				}
