@@ -403,7 +403,7 @@ type KernelList struct {
 type KernelRequest struct {
 	// Name of the kernel; empty picks one.
 	Name string `json:"name,omitempty"`
-	// Language is python.
+	// Language is python (default), javascript, typescript or bash.
 	Language string `json:"language,omitempty"`
 	Cwd      string `json:"cwd,omitempty"`
 }

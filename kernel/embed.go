@@ -1,5 +1,5 @@
-// Package kernel holds the Python kernel, the zygote that forks it and the zygote's C shim, as files to put into a
-// sandbox. It only carries them: who starts them, where and as whom is not known here.
+// Package kernel holds the kernels of Python and JavaScript, the zygote that forks the former and the zygote's C shim, as
+// files to put into a sandbox. It only carries them: who starts them, where and as whom is not known here.
 package kernel
 
 import (
@@ -7,10 +7,10 @@ import (
 	"io/fs"
 )
 
-//go:embed kernel.py zygote.py native
+//go:embed kernel.py charts.py node.js zygote.py native
 var files embed.FS
 
-// Files is what belongs into a sandbox's kernel directory: kernel.py, zygote.py and native/, which holds
+// Files is what belongs into a sandbox's kernel directory: kernel.py, charts.py, node.js, zygote.py and native/, which holds
 // shim-<goarch>.so where it was built. Without the shim the zygote still works, with slower forks.
 func Files() fs.FS { return files }
 

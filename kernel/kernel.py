@@ -493,7 +493,9 @@ class Figures:
             for manager in managers:
                 figure = manager.canvas.figure
                 if figure.axes or figure.lines or figure.texts or figure.images or figure.patches:
-                    self.kernel.emit_result(*figure_bundle(figure))
+                    data, metadata = figure_bundle(figure)
+                    self.kernel.enrich(figure, data)
+                    self.kernel.emit_result(data, metadata)
         finally:
             self.pyplot.close("all")
 
@@ -534,6 +536,122 @@ def figure_bundle(figure):
             metadata[mime] = {"width": width // 2, "height": height // 2}
         data[mime] = image.decode("utf-8") if mime == "image/svg+xml" else base64_text(image)
     return data, metadata
+
+
+# --- results as data --------------------------------------------------------------------------------------------------
+
+MIME_DATA, MIME_CHART = "application/vnd.cove.data+json", "application/vnd.cove.chart+json"
+MAX_ROWS = 10000
+MAX_DATA = 1 << 20  # bytes of one value as data
+MAX_SAVED = 20  # pictures that one cell shows because it saved them
+MAX_PIXELS = 8 << 20
+
+
+def add_bounded(data, mime, value):
+    """Add a value that JSON can carry, unless it is too large to be worth it."""
+    value = jsonable(value)
+    if len(encode(value)) <= MAX_DATA:
+        data[mime] = value
+
+
+def is_json(value):
+    """Is a value made of nothing but what JSON has; not-a-number is let through."""
+    try:
+        json.dumps(value)
+        return True
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+def is_a(value, module, name):
+    """isinstance without importing the class."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def table(frame):
+    """A DataFrame's columns; dates are ISO texts."""
+    if len(frame) > MAX_ROWS:
+        frame = frame.head(MAX_ROWS)
+    return {safe_text(name): [plain_value(v) for v in column.tolist()] for name, column in frame.items()}
+
+
+def plain_value(value):
+    if is_a(value, "pandas._libs.tslibs.nattype", "NaTType") or is_a(value, "pandas._libs.missing", "NAType"):
+        return None
+    iso = getattr(value, "isoformat", None)
+    return iso() if callable(iso) else value
+
+
+def load_charts():
+    """charts.py lies beside this file and is loaded when the first figure needs it."""
+    module = sys.modules.get("_cove_charts")
+    if module is None:
+        import importlib.util
+
+        spec = importlib.util.spec_from_file_location("_cove_charts", os.path.join(os.path.dirname(HERE), "charts.py"))
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules["_cove_charts"] = module
+    return module
+
+
+class Pictures:
+    """Lets PIL's Image.show() and Image.save(path) show the picture as a result. Waits until somebody imports PIL."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+        if "PIL.Image" in sys.modules:
+            self.attach(sys.modules["PIL.Image"])
+        else:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "PIL.Image":
+            return None
+        try:
+            sys.meta_path.remove(self)
+        except ValueError:
+            return None
+        import importlib.util
+
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                execute(module)
+                self.attach(module)
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+    def attach(self, module):
+        kernel, kind = self.kernel, module.Image
+        plain_show, plain_save = kind.show, kind.save
+
+        def display(image):
+            out = io.BytesIO()
+            try:
+                plain_save(image, out, "PNG")
+            except (OSError, ValueError):  # a mode that PNG has not
+                plain_save(image.convert("RGBA"), out, "PNG")
+            kernel.emit_result({"text/plain": repr(image), "image/png": base64_text(out.getvalue())})
+
+        def show(self, *args, **options):
+            """Show the picture as a result of this cell."""
+            if not kernel.rich:
+                return plain_show(self, *args, **options)
+            display(self)
+
+        def save(self, fp, *args, **options):
+            plain_save(self, fp, *args, **options)
+            if kernel.shows_saved(self, fp, sys._getframe(1)):
+                display(self)
+
+        show.__wrapped__, save.__wrapped__ = plain_show, plain_save
+        save.__doc__ = plain_save.__doc__
+        kind.show, kind.save = show, save
 
 
 # --- tracebacks -------------------------------------------------------------------------------------------------------
@@ -799,6 +917,11 @@ class PlainShell:
         self.display(value, display_id=display_id, update=True, **options)
 
     def bundle(self, value):
+        data, metadata = self.reprs(value)
+        self.kernel.enrich(value, data)
+        return data, metadata
+
+    def reprs(self, value):
         figure = sys.modules.get("matplotlib.figure")
         if figure is not None and isinstance(value, figure.Figure):
             return figure_bundle(value)
@@ -870,6 +993,7 @@ def make_ipython(kernel):
     from IPython.core.displayhook import DisplayHook
     from IPython.core.displaypub import DisplayPublisher
     from IPython.core.error import InputRejected, UsageError
+    from IPython.core.formatters import DisplayFormatter
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
     from IPython.core.profiledir import ProfileDir
     from traitlets import Type, observe
@@ -913,6 +1037,13 @@ def make_ipython(kernel):
         def finish_displayhook(self):
             self._is_active = False
 
+    class Formatter(DisplayFormatter):
+        def format(self, obj, include=None, exclude=None):
+            data, metadata = super().format(obj, include=include, exclude=exclude)
+            if data and not include and not exclude:
+                kernel.enrich(obj, data)
+            return data, metadata
+
     class Profile(ProfileDir):
         @observe("location")
         def _location_changed(self, change):
@@ -944,6 +1075,10 @@ def make_ipython(kernel):
 
         def init_profile_dir(self, profile_dir):
             self.profile_dir = Profile(location=os.path.join(self.ipython_dir, "profile_default"))
+
+        def init_display_formatter(self):
+            self.display_formatter = Formatter(parent=self)
+            self.configurables.append(self.display_formatter)
 
         def init_virtualenv(self):
             pass
@@ -1194,6 +1329,9 @@ class Kernel:
         self.held = 0  # a frame is being written: an interrupt has to wait
         self.interrupted = False
         self.failed = False
+        self.rich = False  # this cell's results are wanted as data, too
+        self.saved = 0  # pictures that this cell has shown by saving them
+        self.pictures = None
         self.streams = Streams()
         self.user_site_seen = False
         # Our own module must outlive its place as __main__, which becomes the user's.
@@ -1245,6 +1383,31 @@ class Kernel:
             result["update"] = True
         self.emit({"type": "result", "result": result})
 
+    def enrich(self, value, data):
+        """Add what a value is as data, where somebody wants that and the value has it; a value that resists has none."""
+        if not self.rich:
+            return
+        try:
+            if type(value) in (list, dict) and "application/json" not in data and is_json(value):
+                add_bounded(data, "application/json", value)
+            elif is_a(value, "pandas.core.frame", "DataFrame"):
+                add_bounded(data, MIME_DATA, table(value))
+            elif is_a(value, "matplotlib.figure", "Figure"):
+                chart = load_charts().chart(value)
+                if chart is not None:
+                    add_bounded(data, MIME_CHART, chart)
+        except Exception:
+            pass
+
+    def shows_saved(self, image, fp, caller):
+        """Is a picture that was saved to be shown: by the cell's own doing, and not the hundredth one."""
+        if not self.rich or not isinstance(fp, (str, os.PathLike)) or image.size[0] * image.size[1] > MAX_PIXELS:
+            return False
+        if str(caller.f_globals.get("__name__", "")).partition(".")[0] == "matplotlib":
+            return False  # a figure is shown by itself
+        self.saved += 1
+        return self.saved <= MAX_SAVED
+
     def emit_error(self, name, value, lines):
         self.failed = True
         lines = "\n".join(safe_text(line) for line in lines).rstrip("\n").split("\n")
@@ -1272,6 +1435,9 @@ class Kernel:
         before = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
         count = self.shell.count
         self.running, self.failed, self.interrupted = True, False, False
+        self.rich, self.saved = bool(request.get("rich")), 0
+        if self.rich and self.pictures is None:
+            self.pictures = Pictures(self)
         self.listen()
         self.emit({"type": "started", "count": count})
         outcome = "ok"

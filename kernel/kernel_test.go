@@ -18,7 +18,7 @@ import (
 var packages = []string{"ipython", "numpy", "pandas<3", "matplotlib"}
 
 func TestTheFilesAreThere(t *testing.T) {
-	for _, name := range []string{"kernel.py", "zygote.py", "native/shim.c", "native/branch.c", "native/README"} {
+	for _, name := range []string{"kernel.py", "charts.py", "node.js", "zygote.py", "native/shim.c", "native/branch.c", "native/README"} {
 		if b, err := fs.ReadFile(kernel.Files(), name); err != nil || len(b) == 0 {
 			t.Errorf("%s: %d bytes, %v", name, len(b), err)
 		}
@@ -36,6 +36,15 @@ func TestKernelWithoutIPython(t *testing.T) {
 func TestKernelWithIPython(t *testing.T) {
 	t.Parallel()
 	claims(t, "test_kernel.py", "COVE_TEST_SHELL=ipython", "COVE_TEST_PYTHON="+richPython(t))
+}
+
+func TestNode(t *testing.T) {
+	node, err := exec.LookPath("node")
+	if err != nil {
+		t.Skip("this host has no Node")
+	}
+	t.Parallel()
+	claims(t, "test_node.py", "COVE_TEST_NODE="+node)
 }
 
 func TestZygoteAsRootByShim(t *testing.T) {

@@ -39,6 +39,7 @@ type Agent struct {
 	links     map[*link]struct{}
 	channels  map[*net.UnixConn]struct{}
 	processes map[string]*process
+	ended     []ended // processes of the last moments
 	kernels   map[string]*kernel
 	tokens    map[string]*kernel // adopted kernels by the token of their exit
 	arrived   chan struct{}      // closed and replaced at each adoption
@@ -242,7 +243,9 @@ func init() {
 		agentapi.OpWatch:       stream((*Agent).watch),
 		agentapi.OpDial:        stream((*Agent).dial),
 		agentapi.OpMetrics:     answer((*Agent).metrics),
+		agentapi.OpAccount:     answer((*Agent).account),
 		agentapi.OpBranch:      stream((*Agent).branch),
+		agentapi.OpHalt:        stream((*Agent).halt),
 	}
 }
 

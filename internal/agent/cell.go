@@ -115,7 +115,7 @@ func (k *kernel) send(r *run) {
 		return
 	}
 	err := agentapi.WriteJSON(k.conn, agentapi.FrameRequest, agentapi.KernelRequest{
-		ID: newID("r"), Code: r.params.Code, Env: r.params.Env, Cwd: r.params.Cwd, Silent: r.params.Silent,
+		ID: newID("r"), Code: r.params.Code, Env: r.params.Env, Cwd: r.params.Cwd, Silent: r.params.Silent, Rich: r.params.Rich,
 	})
 	var protocol *agentapi.ProtocolError
 	if errors.As(err, &protocol) { // a request fits into a frame, so this one's wrapping did not
@@ -139,6 +139,9 @@ func (k *kernel) interruptRun(r *run) {
 
 // sigint reaches the kernel and, where it leads a process group, the commands that the cell waits for.
 func (k *kernel) sigint() {
+	if !k.shell.interruptible() {
+		return
+	}
 	if pidfdSignal(k.pfd, syscall.SIGINT, pidfdSignalGroup) != nil {
 		_ = pidfdSignal(k.pfd, syscall.SIGINT, 0) // a kernel that is gone needs no interrupt
 	}

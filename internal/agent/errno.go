@@ -4,6 +4,7 @@ import (
 	"errors"
 	"syscall"
 
+	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -32,7 +33,7 @@ func explain(err error, what string) error {
 	case syscall.ENOTDIR:
 		kind, sentence = fault.Invalid, "a part of the path is not a directory"
 	case syscall.ELOOP:
-		kind, sentence = fault.Invalid, "too many symbolic links, or one that may not be followed"
+		kind, sentence = fault.Invalid, agentapi.TooManyLinks
 	case syscall.ENAMETOOLONG:
 		kind, sentence = fault.Invalid, "the name is too long"
 	case syscall.ENOEXEC:

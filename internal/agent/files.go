@@ -7,7 +7,6 @@ import (
 	"os"
 	"path"
 	"slices"
-	"strings"
 	"syscall"
 	"time"
 
@@ -16,15 +15,19 @@ import (
 )
 
 const (
-	maxEntries   = 50_000 // of one listing: its answer is one frame
-	maxDepth     = 64
-	maxXattrs    = 64
-	maxXattrSize = 4 << 10
+	maxEntries = 50_000 // of one listing: its answer is one frame
+	maxDepth   = 64
 )
 
-// on does a file operation as a user and explains what went wrong with which path.
-func (a *Agent) on(userName, p string, f func(u user, p string) error) error {
-	u, err := a.user(userName)
+// doer says for whom a file operation is, and with whose rights.
+type doer struct {
+	user string
+	root bool
+}
+
+// on does a file operation for a user and explains what went wrong with which path.
+func (a *Agent) on(who doer, p string, f func(u user, p string) error) error {
+	u, err := a.user(who.user)
 	if err != nil {
 		return err
 	}
@@ -32,73 +35,27 @@ func (a *Agent) on(userName, p string, f func(u user, p string) error) error {
 	if err != nil {
 		return err
 	}
-	return explain(a.as(u, func() error { return f(u, p) }), p)
+	return explain(a.as(a.rights(u, who.root), func() error { return f(u, p) }), p)
 }
 
-// entryAt describes what a path names, without following a last link.
-func entryAt(p string, n *names) (agentapi.Entry, error) {
-	fd, err := open(atFDCWD, p, oPath|syscall.O_NOFOLLOW, 0)
-	if err != nil {
-		return agentapi.Entry{}, err
+// rights is whose rights count when something is done for u: with root the agent's own.
+func (a *Agent) rights(u user, root bool) user {
+	if root {
+		return user{uid: a.uid}
 	}
-	defer syscall.Close(fd)
-	return entryOf(fd, p, n)
+	return u
 }
 
-func entryOf(fd int, p string, n *names) (agentapi.Entry, error) {
-	var st syscall.Stat_t
-	if err := syscall.Fstat(fd, &st); err != nil {
-		return agentapi.Entry{}, err
-	}
-	e := agentapi.Entry{
-		Name: path.Base(p), Path: p, Type: agentapi.EntryOther, Size: st.Size, Mode: st.Mode & 0o7777,
-		UID: int(st.Uid), GID: int(st.Gid), User: n.users[int(st.Uid)], Group: n.groups[int(st.Gid)],
-		ModTime: time.Unix(st.Mtim.Sec, st.Mtim.Nsec).UTC(),
-	}
-	switch st.Mode & syscall.S_IFMT {
-	case syscall.S_IFREG:
-		e.Type = agentapi.EntryFile
-		e.Xattrs = userXattrs(fd)
-	case syscall.S_IFDIR:
-		e.Type = agentapi.EntryDir
-		e.Xattrs = userXattrs(fd)
-	case syscall.S_IFLNK:
-		e.Type = agentapi.EntrySymlink
-		e.Target, _ = readlinkat(fd, "")
-	}
-	return e, nil
-}
-
-func userXattrs(fd int) map[string]string {
-	p := fdPath(fd)
-	size, err := syscall.Listxattr(p, nil)
-	if err != nil || size <= 0 || size > 64<<10 {
+// owner is who gets what an operation with root's rights has made; nil: it is theirs already.
+func (a *Agent) owner(u user, root bool) *user {
+	if !root || u.uid == a.uid {
 		return nil
 	}
-	buf := make([]byte, size)
-	if size, err = syscall.Listxattr(p, buf); err != nil {
-		return nil
-	}
-	var found map[string]string
-	value := make([]byte, maxXattrSize)
-	for name := range strings.SplitSeq(string(buf[:size]), "\x00") {
-		if !strings.HasPrefix(name, "user.") || len(found) >= maxXattrs || strings.HasPrefix(name, "user.overlay.") {
-			continue
-		}
-		n, err := syscall.Getxattr(p, name, value)
-		if err != nil {
-			continue
-		}
-		if found == nil {
-			found = map[string]string{}
-		}
-		found[name] = string(value[:n])
-	}
-	return found
+	return &u
 }
 
 func (a *Agent) stat(params agentapi.PathParams) (e agentapi.Entry, err error) {
-	err = a.on(params.User, params.Path, func(u user, p string) (err error) {
+	err = a.on(doer{params.User, params.Root}, params.Path, func(u user, p string) (err error) {
 		e, err = entryAt(p, loadNames())
 		return err
 	})
@@ -111,7 +68,7 @@ func (a *Agent) list(params agentapi.ListParams) (list []agentapi.Entry, err err
 		return nil, fault.New(fault.Invalid, "a listing goes at most %d levels deep", maxDepth)
 	}
 	list = []agentapi.Entry{}
-	err = a.on(params.User, params.Path, func(u user, p string) error {
+	err = a.on(doer{params.User, params.Root}, params.Path, func(u user, p string) error {
 		fd, err := open(atFDCWD, p, syscall.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)
 		if err != nil {
 			return err
@@ -143,6 +100,9 @@ func listDir(fd int, p string, depth int, n *names, list *[]agentapi.Entry) erro
 		if err != nil {
 			continue
 		}
+		if e.Type == agentapi.EntrySymlink {
+			e.Link = linked(fd, name)
+		}
 		*list = append(*list, e)
 		if e.Type != agentapi.EntryDir || depth <= 1 {
 			continue
@@ -164,7 +124,7 @@ func (a *Agent) read(l *link, params agentapi.ReadParams) error {
 	}
 	var fd int
 	var e agentapi.Entry
-	err := a.on(params.User, params.Path, func(u user, p string) (err error) {
+	err := a.on(doer{params.User, params.Root}, params.Path, func(u user, p string) (err error) {
 		if fd, err = openRegular(p); err != nil {
 			return err
 		}
@@ -218,12 +178,12 @@ func (a *Agent) mkdir(params agentapi.MkdirParams) (e agentapi.Entry, err error)
 	if mode == 0 {
 		mode = 0o755 // of the parents too
 	}
-	err = a.on(params.User, params.Path, func(u user, p string) error {
+	err = a.on(doer{params.User, params.Root}, params.Path, func(u user, p string) error {
 		if params.Parents {
-			if err := makeDirs(p, mode); err != nil {
+			if err := makeDirs(p, mode, a.owner(u, params.Root)); err != nil {
 				return err
 			}
-		} else if err := makeDir(p, mode); err != nil {
+		} else if err := makeDir(p, mode, a.owner(u, params.Root)); err != nil {
 			return err
 		}
 		var err error
@@ -233,7 +193,7 @@ func (a *Agent) mkdir(params agentapi.MkdirParams) (e agentapi.Entry, err error)
 	return e, err
 }
 
-func makeDir(p string, mode uint32) error {
+func makeDir(p string, mode uint32, owner *user) error {
 	dir, name, err := openParent(p)
 	if err != nil {
 		return err
@@ -242,16 +202,32 @@ func makeDir(p string, mode uint32) error {
 	if err := syscall.Mkdirat(dir, name, mode); err != nil {
 		return err
 	}
-	return syscall.Fchmodat(dir, name, mode, 0) // past the umask: the mode was asked for
+	return settleDir(dir, name, mode, owner)
+}
+
+// settleDir gives a new directory to its owner and sets the mode that was asked for, past the umask. It holds on to what
+// it found: code in the sandbox may put a link where the directory was, and root's rights would be led through it.
+func settleDir(dir int, name string, mode uint32, owner *user) error {
+	fd, err := open(dir, name, oPath|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0) // a mode may forbid its owner to read
+	if err != nil {
+		return err
+	}
+	defer syscall.Close(fd)
+	if owner != nil {
+		if err := chownFD(fd, owner.uid, owner.gid); err != nil {
+			return err
+		}
+	}
+	return syscall.Chmod(fdPath(fd), mode)
 }
 
 func (a *Agent) move(params agentapi.MoveParams) (e agentapi.Entry, err error) {
-	err = a.on(params.User, params.From, func(u user, from string) error {
+	err = a.on(doer{params.User, params.Root}, params.From, func(u user, from string) error {
 		to, err := target(params.To, u)
 		if err != nil {
 			return err
 		}
-		if err := makeDirs(path.Dir(to), 0o755); err != nil {
+		if err := makeDirs(path.Dir(to), 0o755, a.owner(u, params.Root)); err != nil {
 			return explain(err, to)
 		}
 		if err := rename(from, to); err != nil {
@@ -402,7 +378,7 @@ func writeAll(fd int, p []byte) error {
 }
 
 func (a *Agent) remove(params agentapi.RemoveParams) (none, error) {
-	return none{}, a.on(params.User, params.Path, func(u user, p string) error {
+	return none{}, a.on(doer{params.User, params.Root}, params.Path, func(u user, p string) error {
 		dir, name, err := openParent(p)
 		if err != nil {
 			return err
@@ -474,7 +450,7 @@ func (a *Agent) chmod(params agentapi.ChmodParams) (e agentapi.Entry, err error)
 			return e, fault.New(fault.NotFound, "there is no group %q in the sandbox", params.Group)
 		}
 	}
-	err = a.on(params.User, params.Path, func(u user, p string) error {
+	err = a.on(doer{user: params.User}, params.Path, func(u user, p string) error {
 		fd, err := open(atFDCWD, p, oPath, 0)
 		if err != nil {
 			return err

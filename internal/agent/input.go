@@ -23,6 +23,7 @@ type input struct {
 	writing bool
 	ending  bool // close once the queue is empty
 	closed  bool
+	lost    bool   // bytes that came were not written
 	wake    func() // of the reader that waits for room
 }
 
@@ -50,6 +51,7 @@ func (in *input) offer(p []byte) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.closed || in.ending {
+		in.lost = in.lost || len(p) > 0
 		return true
 	}
 	if in.size > 0 && in.size+len(p) > maxInput {
@@ -75,6 +77,7 @@ func (in *input) pump() {
 		in.mu.Lock()
 		in.size -= len(p)
 		if err != nil {
+			in.lost = true
 			in.shut()
 		}
 		if in.wake != nil {
@@ -142,14 +145,14 @@ func peerGone(fd int) bool {
 	return err != nil || n > 0 && fds[0].revents&(pollRDHUP|pollHUP|pollErr) != 0
 }
 
-// flush waits until everything queued was written.
+// flush waits until everything queued was written. A process that has ended since, and has taken all of it, is no failure.
 func (in *input) flush() error {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	for in.writing {
 		in.changed.Wait()
 	}
-	if in.closed {
+	if in.lost {
 		return errInputClosed
 	}
 	return nil
@@ -187,6 +190,7 @@ func (in *input) shut() {
 		return
 	}
 	in.closed = true
+	in.lost = in.lost || len(in.queue) > 0
 	in.queue = nil
 	if !in.tty {
 		in.file.Close()

@@ -2,8 +2,6 @@ package agent
 
 import (
 	"bufio"
-	"cmp"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -52,6 +50,7 @@ type kernel struct {
 	pidfd *os.File
 	pfd   int
 	tree  tree
+	shell *shell          // between us and a program that does not speak the protocol itself; nil for others
 	exits chan kernelExit // its end, at most one
 	ready chan struct{}   // closed when it takes cells, or has died
 	done  chan struct{}   // closed when it is dead and everything of it is let go
@@ -84,7 +83,7 @@ func (a *Agent) newKernel(name string, socket, stdout, stderr, pidfd int) (*kern
 	k := &kernel{
 		a: a, conn: conn, fds: [2]int{stdout, stderr}, pfd: pidfd,
 		exits: make(chan kernelExit, 1), ready: make(chan struct{}), done: make(chan struct{}),
-		info: agentapi.Kernel{Name: name, Language: "python", State: agentapi.KernelStarting},
+		info: agentapi.Kernel{Name: name, Language: agentapi.LanguagePython, State: agentapi.KernelStarting},
 	}
 	k.began = sync.NewCond(&k.out)
 	for i, fd := range k.fds {
@@ -120,6 +119,9 @@ func (a *Agent) register(k *kernel) error {
 		a.arrived = make(chan struct{})
 	}
 	a.wg.Go(k.listen)
+	if k.shell != nil {
+		a.wg.Go(func() { k.shell.serve(k) })
+	}
 	a.wg.Go(func() { k.pump(0, agentapi.FrameStdout) })
 	a.wg.Go(func() { k.pump(1, agentapi.FrameStderr) })
 	a.wg.Go(k.watchExit)
@@ -180,27 +182,6 @@ func pidOf(pidfd int) int {
 	return 0
 }
 
-func (a *Agent) kernelStart(params agentapi.KernelStartParams) (agentapi.Kernel, error) {
-	if params.Kernel == "" {
-		params.Kernel = agentapi.DefaultKernel
-	}
-	if params.Language != "" && params.Language != "python" {
-		return agentapi.Kernel{}, fault.New(fault.Unsupported, "no kernel for the language %q; this sandbox has python", params.Language)
-	}
-	if a.cfg.Boot.Kernel == "" {
-		return agentapi.Kernel{}, fault.New(fault.Unsupported, "this sandbox has no python kernel")
-	}
-	u, err := a.user(params.User)
-	if err != nil {
-		return agentapi.Kernel{}, err
-	}
-	k, err := a.execKernel(params, u)
-	if err != nil {
-		return agentapi.Kernel{}, err
-	}
-	return k.describe(), nil
-}
-
 // ends are the two sides of what joins a kernel to the agent.
 type ends struct {
 	ours   []int // socket, stdout, stderr
@@ -236,20 +217,19 @@ func openEnds() (e ends, err error) {
 	return e, nil
 }
 
-// execKernel starts the sandbox's own python with the kernel's program.
-func (a *Agent) execKernel(params agentapi.KernelStartParams, u user) (*kernel, error) {
-	if old, err := a.kernel(params.Kernel); err == nil && !old.dead() {
-		return nil, fault.New(fault.Conflict, "the kernel %q is alive", params.Kernel)
-	}
+// execKernel starts a program that finds its socket at descriptor 3.
+func (a *Agent) execKernel(params agentapi.KernelStartParams, u user, argv []string) (*kernel, error) {
 	e, err := openEnds()
 	if err != nil {
 		return nil, explain(err, "kernel descriptors")
 	}
 	defer agentapi.CloseDescriptors(e.theirs)
-	c := command{argv: []string{"python3", "-I", a.cfg.Boot.Kernel}, cwd: params.Cwd, user: u, tag: newID("k"), pidfd: new(int)}
-	if a.cfg.Boot.Python != "" {
-		c.argv[0] = a.cfg.Boot.Python
-	}
+	return a.bear(params, command{argv: argv, cwd: params.Cwd, user: u}, e, nil)
+}
+
+// bear starts a kernel's process and takes our ends of it, also when that fails; shell, if any, stands between.
+func (a *Agent) bear(params agentapi.KernelStartParams, c command, e ends, shell *shell) (*kernel, error) {
+	c.tag, c.pidfd = newID("k"), new(int)
 	for _, fd := range e.theirs {
 		c.files = append(c.files, uintptr(fd))
 	}
@@ -264,9 +244,10 @@ func (a *Agent) execKernel(params agentapi.KernelStartParams, u user) (*kernel, 
 		_ = a.reaper.signal(pid, syscall.SIGKILL) // one that has ended needs none
 		return nil, err
 	}
-	k.exits, k.info.PID, k.info.Cwd = exits, pid, params.Cwd
+	k.shell, k.exits = shell, exits
+	k.info.PID, k.info.Language, k.info.Cwd = pid, params.Language, params.Cwd
 	if k.info.Cwd == "" {
-		k.info.Cwd = a.workdir(u)
+		k.info.Cwd = a.workdir(c.user)
 	}
 	k.tree = tree{tag: c.tag, self: a.pid(), root: func() int {
 		if a.reaper.alive(pid) {
@@ -327,6 +308,11 @@ func (a *Agent) kernelWait(l *link, params agentapi.KernelParams) error {
 	case <-k.ready:
 	case <-left:
 		return nil
+	}
+	if params.Cwd != "" {
+		k.mu.Lock()
+		k.info.Cwd = params.Cwd
+		k.mu.Unlock()
 	}
 	return l.answer(k.describe())
 }
@@ -488,121 +474,4 @@ func (k *kernel) becomeReady(e agentapi.Event) error {
 	k.mu.Unlock()
 	k.send(next)
 	return nil
-}
-
-// die says why a kernel ended, to its run and to those who wait, and lets go of it.
-func (k *kernel) die(why error) {
-	exit, known := k.awaitExit(why)
-	outcome, message := k.obituary(why, exit, known)
-
-	k.mu.Lock()
-	k.info.State, k.info.Message = agentapi.KernelDead, message
-	queue := k.queue
-	k.queue = nil
-	r := k.current.Load()
-	late := r != nil && r.cause == agentapi.OutcomeTimeout
-	if !k.isReady {
-		close(k.ready)
-	}
-	k.mu.Unlock()
-
-	if r != nil {
-		end := agentapi.End{Outcome: outcome, Lost: true, Message: message + "; variables are lost, the next run starts a fresh kernel", Signal: exit.signal, ExitCode: exit.code}
-		if late {
-			end.Outcome = agentapi.OutcomeTimeout
-			end.Message = fmt.Sprintf("the time limit of %s passed and the cell did not stop when interrupted, so its kernel was killed; variables are lost, the next run starts a fresh kernel", time.Duration(r.params.TimeoutMS)*time.Millisecond)
-		}
-		if !r.started.Load() {
-			end = refusal(fault.New(fault.Gone, "the kernel ended before the cell began: %s", message))
-		}
-		k.finish(r, end)
-	}
-	for _, waiting := range queue {
-		waiting.link.refuse(fault.New(fault.Gone, "the kernel ended before the cell began: %s", message))
-	}
-	k.letGo()
-	k.a.mu.Lock()
-	if k.a.tokens[k.token] == k { // whoever waited for its end may have brought another of the same token since
-		delete(k.a.tokens, k.token)
-	}
-	k.a.mu.Unlock()
-	close(k.done)
-}
-
-// awaitExit hears how the process ended. One that broke the protocol, or closed its socket and lives on, is killed.
-func (k *kernel) awaitExit(why error) (exit kernelExit, known bool) {
-	var protocol *agentapi.ProtocolError
-	if errors.As(why, &protocol) {
-		k.killProcess()
-	}
-	for range 2 {
-		select {
-		case exit = <-k.exits:
-			return exit, true
-		case <-time.After(exitGrace):
-		}
-		if k.ended() {
-			return k.awaitWord(why)
-		}
-		k.mu.Lock()
-		if k.killed == "" {
-			k.killed = "it closed its connection to the agent"
-		}
-		k.mu.Unlock()
-		k.killProcess()
-	}
-	return exit, false
-}
-
-// awaitWord waits on for the word about an adopted kernel that is dead, unless we know why: then it would change nothing.
-func (k *kernel) awaitWord(why error) (exit kernelExit, known bool) {
-	var protocol *agentapi.ProtocolError
-	k.mu.Lock()
-	explained := !k.warm || k.killed != "" || errors.As(why, &protocol)
-	k.mu.Unlock()
-	if explained {
-		return exit, false
-	}
-	select {
-	case exit = <-k.exits:
-		return exit, true
-	case <-time.After(wordGrace):
-		return exit, false
-	}
-}
-
-// obituary is one sentence about a kernel's end.
-func (k *kernel) obituary(why error, exit kernelExit, known bool) (agentapi.Outcome, string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	var protocol *agentapi.ProtocolError
-	switch {
-	case errors.As(why, &protocol):
-		return agentapi.OutcomeKernelDied, "the kernel was killed because it broke its protocol (" + protocol.Reason + ")"
-	case known && exit.oom:
-		return agentapi.OutcomeOOM, cmp.Or(exit.text, "the kernel was killed because the sandbox ran out of memory")
-	case k.killed != "":
-		return agentapi.OutcomeKernelDied, "the kernel was killed: " + k.killed
-	case known && exit.signal == "SIGKILL":
-		return agentapi.OutcomeKernelDied, "the kernel was killed by SIGKILL (lack of memory is the usual reason)"
-	case known && exit.signal != "":
-		return agentapi.OutcomeKernelDied, "the kernel crashed with " + exit.signal
-	case known:
-		return agentapi.OutcomeKernelDied, fmt.Sprintf("the kernel exited with status %d (exit() was called?)", exit.code)
-	default:
-		return agentapi.OutcomeKernelDied, "the kernel ended"
-	}
-}
-
-// letGo closes what the agent holds of a kernel. Closing waits for readers, and they wait for out.
-func (k *kernel) letGo() {
-	k.out.Lock()
-	k.shut = true
-	k.began.Broadcast()
-	k.out.Unlock()
-	k.conn.Close()
-	for _, f := range k.pipes {
-		f.Close()
-	}
-	k.pidfd.Close()
 }

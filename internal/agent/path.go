@@ -122,6 +122,11 @@ func procPath(fd int) string {
 	return p
 }
 
+// openToAll are the files of a process that every other one may read and nobody may write, and that tell no address.
+var openToAll = map[string]bool{
+	"cmdline": true, "status": true, "statm": true, "mounts": true, "mountinfo": true, "limits": true, "cgroup": true,
+}
+
 // refuseProc refuses what belongs to a process under /proc: to the kernel this thread is the agent, which may read its
 // own memory, descriptors and environment whatever its rights are, and "self", its number and its threads' all lead
 // there. Commands look at processes; file operations do not.
@@ -132,6 +137,9 @@ func refuseProc(fd int) error {
 	p := procPath(fd)
 	if p == "" {
 		return syscall.EACCES
+	}
+	if dir, name := path.Split(p); openToAll[name] && strings.Count(dir, "/") == 3 { // /proc/PID/name
+		return nil
 	}
 	for part := range strings.SplitSeq(p, "/") {
 		if part != "" && strings.Trim(part, "0123456789") == "" {
@@ -185,8 +193,8 @@ func requireRegular(fd int, p string) error {
 	}
 }
 
-// makeDirs makes a directory and its parents as whoever this thread is.
-func makeDirs(p string, mode uint32) error {
+// makeDirs makes a directory and its parents as whoever this thread is, and gives them to owner.
+func makeDirs(p string, mode uint32, owner *user) error {
 	fd, err := open(atFDCWD, p, oPath|syscall.O_DIRECTORY, 0)
 	if err == nil {
 		syscall.Close(fd)
@@ -195,7 +203,7 @@ func makeDirs(p string, mode uint32) error {
 	if err != syscall.ENOENT || p == "/" {
 		return err
 	}
-	if err := makeDirs(path.Dir(p), 0o755); err != nil {
+	if err := makeDirs(path.Dir(p), 0o755, owner); err != nil {
 		return err
 	}
 	dir, name, err := openParent(p)
@@ -203,8 +211,20 @@ func makeDirs(p string, mode uint32) error {
 		return err
 	}
 	defer syscall.Close(dir)
-	if err := syscall.Mkdirat(dir, name, mode); err != nil && err != syscall.EEXIST {
+	switch err := syscall.Mkdirat(dir, name, mode); err {
+	case nil:
+		return give(dir, name, owner)
+	case syscall.EEXIST:
+		return nil
+	default:
 		return err
 	}
-	return nil
+}
+
+// give makes a new entry of a directory somebody's; nil: it stays its maker's.
+func give(dir int, name string, owner *user) error {
+	if owner == nil {
+		return nil
+	}
+	return syscall.Fchownat(dir, name, owner.uid, owner.gid, atSymlinkNoFollow)
 }

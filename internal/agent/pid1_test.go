@@ -330,6 +330,123 @@ func TestPID1(t *testing.T) {
 			t.Error("the user writes into /etc")
 		}
 	})
+	t.Run("what is made with root's rights for a user is the user's", func(t *testing.T) {
+		for name, params := range map[string]agentapi.WriteParams{
+			"in place": {Path: "/etc/cove-deep/er/f", Root: true, InPlace: true}, "by rename": {Path: "/etc/cove-deep/er/g", Root: true},
+		} {
+			if e, err := c.Write(ctx, params, strings.NewReader("x")); err != nil || e.UID != 1000 || e.GID != 1000 || e.Mode != 0o644 {
+				t.Errorf("%s: %+v, %v", name, e, err)
+			}
+		}
+		for _, dir := range []string{"/etc/cove-deep", "/etc/cove-deep/er"} {
+			if e, err := c.Stat(ctx, agentapi.PathParams{Path: dir}); err != nil || e.UID != 1000 || e.Mode != 0o755 {
+				t.Errorf("%+v, %v", e, err)
+			}
+		}
+		if e, err := c.Mkdir(ctx, agentapi.MkdirParams{Path: "/etc/cove-dir", Root: true}); err != nil || e.UID != 1000 {
+			t.Errorf("%+v, %v", e, err)
+		}
+		for _, p := range []string{"/etc/cove-deep", "/etc/cove-dir"} {
+			if err := c.Remove(ctx, agentapi.RemoveParams{Path: p, Root: true, Recursive: true}); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	t.Run("a write with root's rights gives nobody another's file", func(t *testing.T) {
+		prepare := sh("mkdir /tmp/other && chmod 700 /tmp/other && cd /tmp/other && echo old > root && chmod 600 root && echo old > theirs && chown 1000 theirs && " +
+			"mkdir -m 777 ../ours && ln -s /tmp/other/root ../ours/link && ln -s /tmp/other/new ../ours/dangling && ln -s made ../ours/near")
+		prepare.User = "root"
+		if out, end := output(t, c, prepare); end.ExitCode != 0 {
+			t.Fatal(out, end)
+		}
+		for _, tc := range []struct {
+			path, user string
+			uid        int
+			mode       uint32
+		}{
+			{"/tmp/ours/link", "", 0, 0o600}, {"/tmp/ours/dangling", "", 0, 0o644}, {"/tmp/ours/near", "", 1000, 0o644},
+			{"/tmp/other/root", "", 0, 0o600}, {"/tmp/other/theirs", "", 1000, 0o644}, {"/tmp/other/fresh", "", 1000, 0o644},
+			{"/tmp/other/theirs", "root", 0, 0o644},
+		} {
+			e, err := c.Write(ctx, agentapi.WriteParams{Path: tc.path, User: tc.user, Root: true, InPlace: true}, strings.NewReader("new"))
+			if err != nil || e.UID != tc.uid || e.Mode != tc.mode || e.Size != 3 {
+				t.Errorf("%s: %+v, %v", tc.path, e, err)
+			}
+		}
+		relink := sh("rm -f /tmp/other/new /tmp/ours/made")
+		relink.User = "root"
+		output(t, c, relink)
+		for path, uid := range map[string]int{"/tmp/ours/dangling": 0, "/tmp/ours/near": 1000, "/tmp/ours/link": 0} {
+			e, err := c.Write(ctx, agentapi.WriteParams{Path: path, Root: true}, strings.NewReader("new"))
+			if err != nil || e.UID != uid || e.Size != 3 {
+				t.Errorf("by rename, %s: %+v, %v", path, e, err)
+			}
+		}
+		if err := c.Remove(ctx, agentapi.RemoveParams{Path: "/tmp/other", Root: true, Recursive: true}); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("a write in place is told in its order", func(t *testing.T) {
+		if _, err := c.Mkdir(ctx, agentapi.MkdirParams{Path: "/tmp/order"}); err != nil {
+			t.Fatal(err)
+		}
+		w, err := c.Watch(ctx, agentapi.WatchParams{Path: "/tmp/order"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		for _, text := range []string{"first", "second"} {
+			if _, err := c.Write(ctx, agentapi.WriteParams{Path: "/tmp/order/f", Root: true, InPlace: true}, strings.NewReader(text)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Control(agentapi.Control{Sync: 1}); err != nil {
+			t.Fatal(err)
+		}
+		var told []string
+		for e, err := range w.Events() {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e.Type == agentapi.EventSynced {
+				break
+			}
+			if e.File != nil {
+				told = append(told, e.File.Op)
+			}
+		}
+		// Emptying and writing are two writes, which the kernel may tell as one.
+		if got := strings.Join(told, " "); !strings.HasPrefix(got+" ", "create chmod write chmod write ") || len(told) > 6 {
+			t.Error(got)
+		}
+	})
+	t.Run("what every process may see of another can be read as a file", func(t *testing.T) {
+		for _, file := range []string{"/proc/mounts", "/proc/self/cmdline", "/proc/1/status"} {
+			_, r, err := c.Read(ctx, agentapi.ReadParams{Path: file, Root: true})
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			if data, err := io.ReadAll(r); err != nil || len(data) == 0 {
+				t.Errorf("%s: %q, %v", file, data, err)
+			}
+			r.Close()
+			if _, err := c.Write(ctx, agentapi.WriteParams{Path: file, Root: true, InPlace: true}, strings.NewReader("x")); err == nil {
+				t.Errorf("%s was written", file)
+			}
+		}
+	})
+	t.Run("root's rights do not lead into the agent", func(t *testing.T) {
+		for _, file := range []string{"/proc/1/environ", "/proc/self/environ", "/proc/1/root/etc/passwd", "/proc/self/fd/0", "/proc/self/stat", "/proc/1/task/1/cmdline"} {
+			if _, r, err := c.Read(ctx, agentapi.ReadParams{Path: file, Root: true}); err == nil {
+				r.Close()
+				t.Errorf("%s was read", file)
+			}
+			if _, err := c.Write(ctx, agentapi.WriteParams{Path: file, Root: true, InPlace: true}, strings.NewReader("x")); err == nil {
+				t.Errorf("%s was written", file)
+			}
+		}
+	})
 	t.Run("the user's files can be described, changed and watched", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()

@@ -82,7 +82,7 @@ func (a *Agent) startProcess(l *link, params agentapi.ExecParams) (*process, err
 		limits: params.Limits,
 	}
 	if p.info.Cwd == "" {
-		p.info.Cwd = a.workdir(u)
+		p.info.Cwd, p.info.Here = a.workdir(u), true
 	}
 	if err := p.launch(c, params); err != nil {
 		return nil, err
@@ -93,61 +93,25 @@ func (a *Agent) startProcess(l *link, params agentapi.ExecParams) (*process, err
 // launch opens the process's descriptors, starts it and puts it into the table; the started event goes out before any
 // output can.
 func (p *process) launch(c command, params agentapi.ExecParams) error {
-	var theirs []int
+	theirs, err := p.open(&c, params)
 	defer func() { agentapi.CloseDescriptors(theirs) }()
-	undo := func() {
-		for _, f := range p.outputs {
-			f.Close()
-		}
-		p.input.close()
+	if err != nil {
+		p.letGo()
+		return err
 	}
-	if params.PTY != nil {
-		master, slave, err := openPTY(*params.PTY, c.user)
-		if err != nil {
-			return err
-		}
-		theirs = []int{slave, slave, slave}
-		defer func() { theirs = theirs[:1] }()
-		p.pty, p.outputs, p.input, c.tty = master, []*os.File{master}, newInput(master, true), true
-		if _, ok := params.Env["TERM"]; !ok {
-			c.env = withTerm(params.Env)
-		}
-	} else if err := p.openPipes(params.Stdin, &theirs); err != nil {
-		undo()
-		return explain(err, "pipe")
-	}
-	for _, fd := range theirs {
-		c.files = append(c.files, uintptr(fd))
-	}
-
 	p.parts = len(p.outputs) + 1
 	p.out.Lock() // no output before started
 	defer p.out.Unlock()
-	p.mu.Lock() // no end before the table knows it
-	pid, err := p.a.start(c, p.onExit)
+	closing, err := p.enter(c)
 	if err != nil {
-		p.mu.Unlock()
-		undo()
+		p.letGo()
 		return err
 	}
-	p.info.PID = pid
-	p.tree = tree{tag: p.info.ID, self: p.a.pid(), root: func() int {
-		if p.a.reaper.alive(pid) {
-			return pid
-		}
-		return 0
-	}}
-	p.a.mu.Lock()
-	p.a.processes[p.info.ID] = p
-	closing := p.a.closed
-	p.a.mu.Unlock()
-	if p.timeout > 0 {
-		p.timer = time.AfterFunc(p.timeout, p.expire)
-	}
+	p.mu.Lock()
 	sinks := p.sinks
 	p.mu.Unlock()
 	for _, s := range sinks {
-		_ = s.event(agentapi.Event{Type: agentapi.EventStarted, PID: pid, ID: p.info.ID}) // who left is forgotten by follow
+		_ = s.event(agentapi.Event{Type: agentapi.EventStarted, PID: p.info.PID, ID: p.info.ID}) // who left is forgotten by follow
 	}
 	for i, f := range p.outputs {
 		kind := agentapi.FrameStdout
@@ -160,6 +124,67 @@ func (p *process) launch(c command, params agentapi.ExecParams) error {
 		p.a.wg.Go(func() { p.kill(agentapi.OutcomeInterrupted, "the sandbox is ending") })
 	}
 	return nil
+}
+
+// open gives the process its descriptors and returns those that are to be closed here once it has them, also when it
+// fails.
+func (p *process) open(c *command, params agentapi.ExecParams) (theirs []int, err error) {
+	if params.PTY != nil {
+		return p.openTerminal(c, params)
+	}
+	if err := p.openPipes(params.Stdin, &theirs); err != nil {
+		return theirs, explain(err, "pipe")
+	}
+	for _, fd := range theirs {
+		c.files = append(c.files, uintptr(fd))
+	}
+	return theirs, nil
+}
+
+func (p *process) openTerminal(c *command, params agentapi.ExecParams) (theirs []int, err error) {
+	master, slave, err := openPTY(*params.PTY, c.user)
+	if err != nil {
+		return nil, err
+	}
+	p.pty, p.outputs, p.input = master, []*os.File{master}, newInput(master, true)
+	c.tty, c.files = true, []uintptr{uintptr(slave), uintptr(slave), uintptr(slave)}
+	if _, ok := params.Env["TERM"]; !ok {
+		c.env = withTerm(params.Env)
+	}
+	return []int{slave}, nil
+}
+
+// letGo closes our ends of a process that was not started.
+func (p *process) letGo() {
+	for _, f := range p.outputs {
+		f.Close()
+	}
+	p.input.close()
+}
+
+// enter starts the process and puts it into the table; closing tells that the agent ends its processes already.
+func (p *process) enter(c command) (closing bool, err error) {
+	p.mu.Lock() // no end before the table knows it
+	defer p.mu.Unlock()
+	pid, err := p.a.start(c, p.onExit)
+	if err != nil {
+		return false, err
+	}
+	p.info.PID = pid
+	p.tree = tree{tag: p.info.ID, self: p.a.pid(), root: func() int {
+		if p.a.reaper.alive(pid) {
+			return pid
+		}
+		return 0
+	}}
+	p.a.mu.Lock()
+	p.a.processes[p.info.ID] = p
+	closing = p.a.closed
+	p.a.mu.Unlock()
+	if p.timeout > 0 {
+		p.timer = time.AfterFunc(p.timeout, p.expire)
+	}
+	return closing, nil
 }
 
 func withTerm(env map[string]string) map[string]string {
@@ -345,9 +370,7 @@ func (p *process) finish() {
 	sinks := p.sinks
 	p.sinks = nil
 	p.mu.Unlock()
-	p.a.mu.Lock()
-	delete(p.a.processes, p.info.ID)
-	p.a.mu.Unlock()
+	p.a.bury(p.info, end)
 	p.input.close()
 	close(p.done)
 	p.out.Lock() // after the started event, however short the life was
@@ -490,6 +513,9 @@ func (p *process) leave(l *link) {
 
 func (a *Agent) attach(l *link, params agentapi.AttachParams) error {
 	p, err := a.find(params.Target)
+	if err != nil && params.Ended {
+		return a.recall(l, params.Target)
+	}
 	if err != nil {
 		return err
 	}
@@ -505,6 +531,10 @@ func (a *Agent) attach(l *link, params agentapi.AttachParams) error {
 		err = l.event(agentapi.Event{Type: agentapi.EventStarted, PID: p.info.PID, ID: p.info.ID})
 	}
 	p.out.Unlock()
+	if !joined && params.Ended {
+		<-p.done // its end is being told to others
+		return a.recall(l, agentapi.Target{ID: p.info.ID})
+	}
 	if !joined {
 		return fault.New(fault.Gone, "the process has ended")
 	}
@@ -601,6 +631,9 @@ func (a *Agent) stdin(l *link, params agentapi.StdinParams) error {
 	if err != nil {
 		return err
 	}
+	if params.PTY != nil && *params.PTY != (p.pty != nil) {
+		return wrongInput(*params.PTY)
+	}
 	if p.input == nil {
 		return fault.New(fault.Conflict, "the process was started without stdin")
 	}
@@ -626,6 +659,13 @@ func (a *Agent) stdin(l *link, params agentapi.StdinParams) error {
 			return fault.New(fault.Invalid, "unexpected frame among stdin")
 		}
 	}
+}
+
+func wrongInput(wantsPTY bool) error {
+	if wantsPTY {
+		return fault.New(fault.Conflict, "the process has no terminal")
+	}
+	return fault.New(fault.Conflict, "the process has a terminal: input goes to that")
 }
 
 var errInputClosed = fmt.Errorf("stdin is closed: %w", io.ErrClosedPipe)

@@ -16,9 +16,10 @@ const (
 
 	oPath = 0x200000
 
-	atFDCWD     = -100
-	atRemoveDir = 0x200
-	atEmptyPath = 0x1000
+	atFDCWD           = -100
+	atRemoveDir       = 0x200
+	atSymlinkNoFollow = 0x100
+	atEmptyPath       = 0x1000
 
 	resolveNoMagiclinks = 0x02
 	closeRangeCloexec   = 0x04

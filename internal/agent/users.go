@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"unsafe"
 
+	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -54,6 +55,14 @@ func (a *Agent) self() user {
 		u.home = a.cfg.Home
 	}
 	return u
+}
+
+func (a *Agent) account(params agentapi.AccountParams) (agentapi.Account, error) {
+	u, err := a.user(params.User)
+	if err != nil {
+		return agentapi.Account{}, err
+	}
+	return agentapi.Account{Name: u.name, UID: u.uid, GID: u.gid, Home: u.home, Workdir: a.workdir(u), Env: a.cfg.Boot.Env}, nil
 }
 
 func (a *Agent) workdir(u user) string {

@@ -30,7 +30,7 @@ const (
 	OpResize      Op = "resize"       // ResizeParams
 	OpRun         Op = "run"          // RunParams; streams; End is the cell's end
 	OpKernels     Op = "kernels"      // none → []Kernel
-	OpKernelStart Op = "kernel_start" // KernelStartParams: start by exec of the sandbox's own python → Kernel
+	OpKernelStart Op = "kernel_start" // KernelStartParams: start by exec of a program of the sandbox's → Kernel
 	OpKernelWait  Op = "kernel_wait"  // KernelParams: until that kernel is ready or has died → Kernel
 	OpKernelStop  Op = "kernel_stop"  // KernelParams: kill it with its children
 	OpInterrupt   Op = "interrupt"    // KernelParams: SIGINT to the running cell
@@ -45,6 +45,8 @@ const (
 	OpWatch       Op = "watch"        // WatchParams; Event started, then file events until the client leaves
 	OpDial        Op = "dial"         // DialParams; Event started, then Data frames both ways; EOF is a half close
 	OpMetrics     Op = "metrics"      // none → Metrics
+	OpAccount     Op = "account"      // AccountParams → Account
+	OpHalt        Op = "halt"         // none → none when every process but the agent is gone; files stay
 	OpBranch      Op = "branch"       // BranchParams: Event branched when a copy stands; the kernel takes no cell until the client leaves
 )
 
@@ -72,6 +74,7 @@ const (
 	EventResult  EventType = "result"   // Result: a displayed value or the value of the last expression
 	EventError   EventType = "error"    // Error: the code raised
 	EventFile    EventType = "file"     // File: something changed under a watched path
+	EventSynced  EventType = "synced"   // of a watch: everything that changed before Control.Sync, which is Count, was told
 	EventNotice  EventType = "notice"   // Message: the agent tells something worth showing, such as a restarted kernel
 	EventReady   EventType = "ready"    // kernel to agent only: it can take cells
 	EventBranch  EventType = "branched" // a copy of the kernel was made, after Count µs; from a kernel with Message: why not
@@ -163,6 +166,7 @@ type Control struct {
 	Signal    string   `json:"signal,omitempty"` // "SIGTERM", "SIGKILL", …
 	Resize    *PTYSize `json:"resize,omitempty"`
 	Interrupt bool     `json:"interrupt,omitempty"` // SIGINT to the running cell
+	Sync      int      `json:"sync,omitempty"`      // of a watch: answer with EventSynced once all changes until now were told
 }
 
 // Disconnect says what happens to a run when its client leaves.
@@ -208,6 +212,7 @@ type Process struct {
 	PID  int               `json:"pid"`
 	Argv []string          `json:"argv"`
 	Cwd  string            `json:"cwd,omitempty"`
+	Here bool              `json:"here,omitempty"` // Cwd is the sandbox's own: none was asked for
 	User string            `json:"user,omitempty"`
 	Tag  string            `json:"tag,omitempty"`
 	Env  map[string]string `json:"env,omitempty"`
@@ -223,9 +228,10 @@ type Target struct {
 	PID  int    `json:"pid,omitempty"`
 }
 
-// AttachParams join the output of a living process.
+// AttachParams join the output of a living process. Ended also finds one that has ended a moment ago, and tells its end.
 type AttachParams struct {
 	Target Target `json:"target"`
+	Ended  bool   `json:"ended,omitempty"`
 }
 
 // SignalParams send a signal. Tree includes everything it started.
@@ -239,6 +245,7 @@ type SignalParams struct {
 type StdinParams struct {
 	Target Target `json:"target"`
 	Close  bool   `json:"close,omitempty"` // after the bytes, close the process's stdin
+	PTY    *bool  `json:"pty,omitempty"`   // the process must have a terminal, or none; nil: either
 }
 
 // ResizeParams change a terminal's size.
@@ -259,21 +266,40 @@ type RunParams struct {
 	TimeoutMS  int64             `json:"timeout_ms,omitempty"`
 	Disconnect Disconnect        `json:"disconnect,omitempty"`
 	Silent     bool              `json:"silent,omitempty"` // no history, no count
+	Rich       bool              `json:"rich,omitempty"`   // results also as data: see MIMEData and MIMEChart
 }
+
+// What a run with Rich tells beyond the usual types, where a value has it.
+const (
+	MIMEData  = "application/vnd.cove.data+json"  // a table: {column: [values]}
+	MIMEChart = "application/vnd.cove.chart+json" // what a figure shows, as numbers
+)
 
 // KernelParams name a kernel.
 type KernelParams struct {
 	Kernel string `json:"kernel"`
 	Token  string `json:"token,omitempty"` // for kernel_wait: the adoption of that token, which may be on its way still
+	Cwd    string `json:"cwd,omitempty"`   // for kernel_wait: where whoever made it has moved it
 }
 
 // KernelStartParams start a kernel by exec.
 type KernelStartParams struct {
 	Kernel   string `json:"kernel"`
-	Language string `json:"language,omitempty"` // "python"
+	Language string `json:"language,omitempty"` // one of Languages; default: python
 	Cwd      string `json:"cwd,omitempty"`
 	User     string `json:"user,omitempty"`
 }
+
+// The languages of kernels.
+const (
+	LanguagePython     = "python"
+	LanguageJavaScript = "javascript"
+	LanguageTypeScript = "typescript"
+	LanguageBash       = "bash"
+)
+
+// Languages lists them.
+var Languages = []string{LanguagePython, LanguageJavaScript, LanguageTypeScript, LanguageBash}
 
 // KernelState is where a kernel is.
 type KernelState string
@@ -329,7 +355,15 @@ type Entry struct {
 	Group   string            `json:"group,omitempty"`
 	ModTime time.Time         `json:"mod_time"`
 	Target  string            `json:"target,omitempty"` // of a symlink
+	Link    *Linked           `json:"link,omitempty"`   // of a symlink that leads somewhere
 	Xattrs  map[string]string `json:"xattrs,omitempty"` // user.* as text
+}
+
+// Linked is where a symlink leads, through however many others.
+type Linked struct {
+	Path string    `json:"path"`
+	Type EntryType `json:"type"`
+	Mode uint32    `json:"mode"`
 }
 
 // FileEvent is a change under a watched path.
@@ -337,18 +371,40 @@ type FileEvent struct {
 	Op    string `json:"op"` // create, write, remove, rename, chmod
 	Path  string `json:"path"`
 	IsDir bool   `json:"is_dir,omitempty"`
+	Entry *Entry `json:"entry,omitempty"` // with WatchParams.Entries, of what is still there
 }
 
-// PathParams name a path. A relative path starts at the user's home.
+// AccountParams name a user of the sandbox; empty: its default user.
+type AccountParams struct {
+	User string `json:"user,omitempty"`
+}
+
+// Account is a user of the sandbox and what every process of theirs begins with.
+type Account struct {
+	Name    string            `json:"name"`
+	UID     int               `json:"uid"`
+	GID     int               `json:"gid"`
+	Home    string            `json:"home"`
+	Workdir string            `json:"workdir"`
+	Env     map[string]string `json:"env,omitempty"` // the sandbox's own, as it was made with
+}
+
+// TooManyLinks ends the sentence about a path whose links lead round and round: to some callers that is a kind of its own.
+const TooManyLinks = "too many symbolic links, or one that may not be followed"
+
+// PathParams name a path. A relative path starts at the user's home. Root, here and below, does it with root's rights on
+// behalf of the user: what is made becomes the user's.
 type PathParams struct {
 	Path string `json:"path"`
 	User string `json:"user,omitempty"`
+	Root bool   `json:"root,omitempty"`
 }
 
 // ListParams list a directory; Depth 1 is its own entries.
 type ListParams struct {
 	Path  string `json:"path"`
 	User  string `json:"user,omitempty"`
+	Root  bool   `json:"root,omitempty"`
 	Depth int    `json:"depth,omitempty"`
 }
 
@@ -356,23 +412,29 @@ type ListParams struct {
 type ReadParams struct {
 	Path   string `json:"path"`
 	User   string `json:"user,omitempty"`
+	Root   bool   `json:"root,omitempty"`
 	Offset int64  `json:"offset,omitempty"`
 	Length int64  `json:"length,omitempty"`
 }
 
-// WriteParams write a file: parents are made, the content appears at once by rename, or not at all.
+// WriteParams write a file: parents are made, the content appears at once by rename, or not at all. InPlace writes into
+// the file itself, as most programs do: whoever watches sees it made, given to the user and written, in this order.
 type WriteParams struct {
-	Path   string            `json:"path"`
-	User   string            `json:"user,omitempty"`
-	Mode   uint32            `json:"mode,omitempty"` // default: keep an existing file's, else 0644
-	Append bool              `json:"append,omitempty"`
-	Xattrs map[string]string `json:"xattrs,omitempty"` // user.* attributes to set
+	Path    string            `json:"path"`
+	User    string            `json:"user,omitempty"`
+	Root    bool              `json:"root,omitempty"`
+	Mode    uint32            `json:"mode,omitempty"` // default: keep an existing file's, else 0644
+	Append  bool              `json:"append,omitempty"`
+	InPlace bool              `json:"in_place,omitempty"`
+	Xattrs  map[string]string `json:"xattrs,omitempty"` // user.* attributes to set
+	Family  string            `json:"family,omitempty"` // attributes that begin so and are not in Xattrs are removed; empty: none
 }
 
 // MkdirParams make a directory.
 type MkdirParams struct {
 	Path    string `json:"path"`
 	User    string `json:"user,omitempty"`
+	Root    bool   `json:"root,omitempty"`
 	Mode    uint32 `json:"mode,omitempty"`
 	Parents bool   `json:"parents,omitempty"` // make parents, and an existing directory is no error
 }
@@ -382,12 +444,14 @@ type MoveParams struct {
 	From string `json:"from"`
 	To   string `json:"to"`
 	User string `json:"user,omitempty"`
+	Root bool   `json:"root,omitempty"`
 }
 
 // RemoveParams remove a path; a directory that is not empty needs Recursive.
 type RemoveParams struct {
 	Path      string `json:"path"`
 	User      string `json:"user,omitempty"`
+	Root      bool   `json:"root,omitempty"`
 	Recursive bool   `json:"recursive,omitempty"`
 }
 
@@ -404,7 +468,9 @@ type ChmodParams struct {
 type WatchParams struct {
 	Path      string `json:"path"`
 	User      string `json:"user,omitempty"`
+	Root      bool   `json:"root,omitempty"`
 	Recursive bool   `json:"recursive,omitempty"`
+	Entries   bool   `json:"entries,omitempty"` // describe what was made, written or changed
 }
 
 // DialParams connect to a port inside the sandbox.

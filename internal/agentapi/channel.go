@@ -75,4 +75,5 @@ type KernelRequest struct {
 	Env    map[string]string `json:"env,omitempty"`
 	Cwd    string            `json:"cwd,omitempty"`
 	Silent bool              `json:"silent,omitempty"`
+	Rich   bool              `json:"rich,omitempty"`
 }

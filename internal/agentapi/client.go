@@ -46,9 +46,18 @@ func (c *Client) Watch(ctx context.Context, p WatchParams) (*Stream, error) {
 	return c.stream(ctx, OpWatch, p)
 }
 
-// Processes lists what the agent has started and still runs.
+// Processes lists what the agent has started and still runs; each has a command.
 func (c *Client) Processes(ctx context.Context) ([]Process, error) {
-	return ask[[]Process](ctx, c, OpProcesses, nil)
+	list, err := ask[[]Process](ctx, c, OpProcesses, nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range list {
+		if len(p.Argv) == 0 {
+			return nil, fault.Wrap(fault.Internal, &ProtocolError{"a process without a command"}, "the agent does not speak this protocol")
+		}
+	}
+	return list, nil
 }
 
 // Signal sends a signal to a process.
@@ -173,6 +182,11 @@ func (c *Client) Chmod(ctx context.Context, p ChmodParams) (Entry, error) {
 // Metrics tells what the agent sees from inside.
 func (c *Client) Metrics(ctx context.Context) (Metrics, error) {
 	return ask[Metrics](ctx, c, OpMetrics, nil)
+}
+
+// Account tells who a user of the sandbox is; one that there is not is fault.NotFound.
+func (c *Client) Account(ctx context.Context, p AccountParams) (Account, error) {
+	return ask[Account](ctx, c, OpAccount, p)
 }
 
 // DialPort connects to a port inside the sandbox. The connection outlives ctx, which bounds only the dialing.
@@ -321,6 +335,9 @@ func (l *link) event() (Event, error) {
 		if err := json.Unmarshal(f.Payload, &e); err != nil {
 			return Event{}, l.fault(&ProtocolError{"event: " + err.Error()})
 		}
+		if !e.whole() {
+			return Event{}, l.fault(&ProtocolError{"event without its content, or an end that is no end frame"})
+		}
 		return e, nil
 	case FrameEnd:
 		end, err := l.end(f.Payload)
@@ -330,6 +347,23 @@ func (l *link) event() (Event, error) {
 		return Event{Type: EventEnd, Time: time.Now(), End: end}, nil
 	default:
 		return Event{}, l.fault(&ProtocolError{"unexpected frame"})
+	}
+}
+
+// whole says whether an event has what its type promises: whoever hears it follows the pointer, and code that took the
+// agent over must not end the server by leaving it out. An end has a frame of its own, in which a refusal is seen.
+func (e *Event) whole() bool {
+	switch e.Type {
+	case EventResult:
+		return e.Result != nil
+	case EventError:
+		return e.Error != nil
+	case EventFile:
+		return e.File != nil
+	case EventEnd:
+		return false
+	default: // the others hold values only, or what its reader checks
+		return true
 	}
 }
 

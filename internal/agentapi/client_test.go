@@ -136,6 +136,47 @@ func TestBrokenConnectionsAreErrors(t *testing.T) {
 	}
 }
 
+func TestAnEventWithoutItsContentIsRefused(t *testing.T) {
+	for payload, whole := range map[string]bool{
+		`{"type":"file"}`: false, `{"type":"file","file":null}`: false, `{"type":"result"}`: false, `{"type":"error"}`: false,
+		`{"type":"end"}`: false, `{"type":"end","end":{"outcome":"refused"}}`: false,
+		`{"type":"file","file":{}}`: true, `{"type":"result","result":{}}`: true, `{"type":"error","error":{}}`: true,
+		`{"type":"synced","count":1}`: true, `{"type":"later-than-this-client"}`: true,
+	} {
+		t.Run(payload, func(t *testing.T) {
+			c := peer(t, func(conn net.Conn, _ agentapi.Request) {
+				agentapi.WriteJSON(conn, agentapi.FrameEvent, agentapi.Event{Type: agentapi.EventStarted})
+				agentapi.WriteFrame(conn, agentapi.FrameEvent, []byte(payload))
+				end(conn, agentapi.End{Outcome: agentapi.OutcomeOK})
+			})
+			s, err := c.Watch(t.Context(), agentapi.WatchParams{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, err = range s.Events() {
+			}
+			var protocol *agentapi.ProtocolError
+			if refused := errors.As(err, &protocol) && fault.Is(err, fault.Internal); refused == whole || whole && err != nil {
+				t.Errorf("ended with %v", err)
+			}
+		})
+	}
+}
+
+func TestAProcessWithoutACommandIsRefused(t *testing.T) {
+	for value, ok := range map[string]bool{
+		`[{"id":"p1","pid":2}]`: false, `[{"id":"p1","argv":[]}]`: false, `[{"id":"p1","argv":["a"]},{}]`: false,
+		`[{"id":"p1","argv":["a"]}]`: true, `[]`: true, `null`: true,
+	} {
+		c := peer(t, func(conn net.Conn, _ agentapi.Request) {
+			end(conn, agentapi.End{Outcome: agentapi.OutcomeOK, Value: json.RawMessage(value)})
+		})
+		if list, err := c.Processes(t.Context()); ok != (err == nil) || !ok && !fault.Is(err, fault.Internal) {
+			t.Errorf("%s: %+v, %v", value, list, err)
+		}
+	}
+}
+
 func TestCancellingClosesPromptlyAndLeavesNothing(t *testing.T) {
 	left := make(chan struct{}, 64)
 	c := peer(t, func(conn net.Conn, req agentapi.Request) {

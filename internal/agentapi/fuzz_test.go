@@ -2,7 +2,9 @@ package agentapi_test
 
 import (
 	"bytes"
+	"context"
 	"io"
+	"net"
 	"testing"
 
 	"github.com/covehq/cove/internal/agentapi"
@@ -64,6 +66,62 @@ func decode[T any](t *testing.T, req agentapi.Request) {
 	}
 	if err := agentapi.WriteJSON(io.Discard, agentapi.FrameRequest, params); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// said is an agent that has said everything already and hears nothing.
+type said struct {
+	net.Conn
+	r io.Reader
+}
+
+func (s said) Read(p []byte) (int, error)  { return s.r.Read(p) }
+func (s said) Write(p []byte) (int, error) { return len(p), nil }
+func (s said) Close() error                { return nil }
+
+func FuzzEvent(f *testing.F) {
+	for _, payload := range []string{
+		`{"type":"file"}`, `{"type":"file","file":{"op":"create","path":"/a","entry":{}}}`, `{"type":"result"}`, `{"type":"error","error":null}`,
+		`{"type":"end"}`, `{"type":"end","end":{"outcome":"ok"}}`, `{"type":"synced","count":-1}`, `null`,
+	} {
+		f.Add(uint8(agentapi.FrameEvent), []byte(payload))
+	}
+	f.Add(uint8(agentapi.FrameEnd), []byte(`{"outcome":"refused"}`))
+	f.Add(uint8(agentapi.FrameEnd), []byte(`{"outcome":"ok","value":[{"id":"p1"}]}`))
+	f.Add(uint8(agentapi.FrameStdout), []byte("x"))
+	f.Fuzz(func(t *testing.T, kind uint8, payload []byte) {
+		var sent bytes.Buffer
+		agentapi.WriteFrame(&sent, agentapi.FrameKind(kind), payload)
+		agentapi.WriteFrame(&sent, agentapi.FrameEnd, []byte(`{}`))
+		c := agentapi.NewClient(func(context.Context) (net.Conn, error) { return said{r: bytes.NewReader(sent.Bytes())}, nil })
+		s, err := c.Watch(t.Context(), agentapi.WatchParams{})
+		if err != nil {
+			return
+		}
+		for e, err := range s.Events() {
+			if err != nil {
+				break
+			}
+			follow(e)
+		}
+		list, _ := c.Processes(t.Context())
+		for _, p := range list {
+			_ = p.Argv[0]
+		}
+	})
+}
+
+// follow goes where whoever hears an event goes without looking.
+func follow(e agentapi.Event) {
+	switch e.Type {
+	case agentapi.EventFile:
+		_ = *e.File
+	case agentapi.EventResult:
+		_ = *e.Result
+	case agentapi.EventError:
+		_ = *e.Error
+	case agentapi.EventEnd:
+		_ = *e.End
 	}
 }
 

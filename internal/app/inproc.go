@@ -20,17 +20,26 @@ func openInproc(cfg config.Config, log *slog.Logger) (parts, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return parts{}, err
 	}
-	source, err := fs.ReadFile(kernel.Files(), "kernel.py")
-	if err != nil {
-		return parts{}, fmt.Errorf("embedded kernel: %w", err)
-	}
-	file := filepath.Join(dir, "kernel.py")
-	if err := writeFile(file, source, 0o644); err != nil {
+	if err := writeKernel(dir); err != nil {
 		return parts{}, err
 	}
-	d, err := inproc.New(inproc.Config{Kernel: file})
+	d, err := inproc.New(inproc.Config{Kernel: filepath.Join(dir, "kernel.py")})
 	if err != nil {
 		return parts{}, errors.Join(err, os.RemoveAll(dir))
 	}
 	return parts{driver: d, templates: newHostTemplates(), close: d.Close}, nil
+}
+
+// writeKernel puts the embedded kernel and what it finds beside itself into a directory.
+func writeKernel(dir string) error {
+	for _, name := range []string{"kernel.py", "charts.py", "node.js"} {
+		source, err := fs.ReadFile(kernel.Files(), name)
+		if err != nil {
+			return fmt.Errorf("embedded kernel: %w", err)
+		}
+		if err := writeFile(filepath.Join(dir, name), source, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
 }

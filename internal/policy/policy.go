@@ -12,12 +12,13 @@ type Mode string
 
 // The modes.
 const (
-	Internet Mode = "internet" // public addresses; host, loopback, private and link-local refused
+	Internet Mode = "internet" // public addresses, minus Deny, which Allow has exceptions from; private ones always refused
 	None     Mode = "none"     // no packet leaves
 	List     Mode = "list"     // only Allow, minus Deny; private addresses only when Allow names them
 )
 
-// Network is one sandbox's network policy. In Internet mode Deny takes away and Allow is empty.
+// Network is one sandbox's network policy. In mode Internet Allow wins over Deny and opens nothing else: host, loopback,
+// private and link-local addresses stay refused. In mode List Deny wins over Allow.
 type Network struct {
 	Mode  Mode           `json:"mode"`
 	Allow []netip.Prefix `json:"allow,omitempty"`
@@ -30,7 +31,8 @@ const MaxPrefixes = 256
 // Validate refuses what cannot be enforced.
 func (n Network) Validate() error {
 	switch n.Mode {
-	case Internet, None:
+	case Internet:
+	case None:
 		if len(n.Allow) > 0 {
 			return fault.New(fault.Invalid, "network mode %q takes no allow list; use mode %q", n.Mode, List)
 		}

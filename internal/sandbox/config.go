@@ -3,6 +3,7 @@ package sandbox
 import (
 	"cmp"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -63,6 +64,9 @@ func (c Config) Validate() error {
 	return nil
 }
 
+// Limits are those of a sandbox to which neither its creator nor its template gives any.
+func (c Config) Limits() template.Limits { return c.withDefaults().DefaultLimits }
+
 func (c Config) withDefaults() Config {
 	c.DefaultTemplate = cmp.Or(c.DefaultTemplate, "python")
 	c.DefaultLifetime = cmp.Or(c.DefaultLifetime, 300*time.Second)
@@ -82,6 +86,21 @@ func (c Config) withDefaults() Config {
 		c.BootID = hostBootID()
 	}
 	return c
+}
+
+// network is the policy of a sandbox for which one was asked. One that is only to narrow the default opens nothing that the
+// default closes.
+func (c Config) network(asked *policy.Network, narrow bool) policy.Network {
+	n := c.DefaultNetwork
+	switch {
+	case asked == nil:
+		return n
+	case !narrow || n.Mode == policy.Internet:
+		return *asked
+	case n.Mode == policy.List:
+		n.Deny = slices.Concat(n.Deny, asked.Deny)
+	}
+	return n
 }
 
 // hostBootID is empty where the kernel has none: then no end is ever blamed on a reboot.

@@ -137,6 +137,9 @@ type SnapshotRequest struct {
 	Tenant      string // who may use the template
 	Name        string
 	Description string
+	Env         map[string]string // above the template's own
+	User        string            // empty, like Workdir: the template's
+	Workdir     string
 }
 
 // Driver gives the domain a place to run. Every method is safe for concurrent use; Stop is idempotent.

@@ -19,6 +19,7 @@ type plan struct {
 	digest   string
 	lifetime time.Duration
 	request  StartRequest
+	idEnv    string
 }
 
 // Create makes a sandbox and returns when it can be used. It makes none, and created is false, when a living one of the
@@ -71,14 +72,13 @@ func (m *Manager) plan(ctx context.Context, p auth.Principal, spec Spec) (plan, 
 	if err != nil {
 		return plan{}, err
 	}
-	network := m.cfg.DefaultNetwork
+	network := m.cfg.network(spec.Network, spec.NarrowNetwork)
 	if spec.Network != nil {
-		network = *spec.Network
 		if err := checkNetwork(network, m.driver.Caps()); err != nil {
 			return plan{}, err
 		}
 	}
-	if spec.IdleAction == IdlePause {
+	if spec.IdleAction == IdlePause || spec.DeadlineAction == IdlePause {
 		if err := m.canPause(); err != nil {
 			return plan{}, err
 		}
@@ -92,11 +92,12 @@ func (m *Manager) plan(ctx context.Context, p auth.Principal, spec Spec) (plan, 
 		Tenant: p.Tenant, Template: t.Name, TemplateDigest: t.Digest, Key: spec.Key, State: StateStarting,
 		IdleTimeout: max(0, cmp.Or(spec.IdleTimeout, m.cfg.DefaultIdleTimeout)),
 		IdleAction:  cmp.Or(spec.IdleAction, IdleKill), AutoResume: spec.AutoResume,
-		Limits: orLimits(spec.Limits, defaults), Metadata: maps.Clone(spec.Metadata),
+		DeadlineAction: cmp.Or(spec.DeadlineAction, IdleKill), ColdPause: spec.ColdPause, ResumeLifetime: m.cfg.atMost(spec.ResumeLifetime),
+		Limits: orLimits(spec.Limits, defaults), Metadata: maps.Clone(spec.Metadata), Annotations: maps.Clone(spec.Annotations),
 		Network: network, Storage: cmp.Or(spec.Storage, StorageVolatile),
 	}
 	return plan{
-		sandbox: sb, idem: spec.IdempotencyKey, digest: spec.digest(), lifetime: lifetime,
+		sandbox: sb, idem: spec.IdempotencyKey, digest: spec.digest(), lifetime: lifetime, idEnv: spec.IDEnv,
 		request: StartRequest{
 			Tenant: p.Tenant, Template: t, Limits: sb.Limits, Network: sb.Network, Storage: sb.Storage,
 			Env: maps.Clone(spec.Env), Labels: maps.Clone(spec.Metadata),
@@ -188,7 +189,7 @@ func (m *Manager) join(ctx context.Context, e *entry) (sb Sandbox, again bool, e
 	case err == nil:
 		m.release(e)
 		return sb, false, nil
-	case sb.State == StatePaused && !sb.AutoResume: // it is there, and only its owner wakes it
+	case sb.State == StatePaused && !sb.wakes(): // it is there, and only its owner wakes it
 		return sb, false, nil
 	case sb.State.usable():
 		return Sandbox{}, false, err
@@ -223,9 +224,12 @@ func (m *Manager) start(ctx context.Context, e *entry, pl plan) error {
 	}
 	defer free()
 	// The row is written while the driver works. A crash leaves a row that Open ends, an instance that it stops, or both.
-	inserted := make(chan error, 1)
+	// Who learns of its end meanwhile records that once the row is there.
+	inserted, born := make(chan error, 1), e.record()
+	e.saving.Lock()
 	go func() {
-		err := m.insert(ctx, e)
+		defer e.saving.Unlock()
+		err := m.write(ctx, born, m.store.Insert, LifecycleEvent{Type: LifecycleCreated})
 		if err != nil {
 			cancel()
 		}
@@ -233,7 +237,7 @@ func (m *Manager) start(ctx context.Context, e *entry, pl plan) error {
 	}()
 	m.clock.update(e)
 	req := pl.request
-	req.ID, req.Deadline = e.id, e.snapshot().Deadline
+	req.ID, req.Deadline, req.Env = e.id, e.driverDeadline(), withID(req.Env, pl.idEnv, e.id)
 	err = m.startWithin(startCtx, m.cfg.StartTimeout, req)
 	if unrecorded := <-inserted; unrecorded != nil {
 		return m.discard(ctx, e, fmt.Errorf("record sandbox %s: %w", e.id, unrecorded))
@@ -248,6 +252,19 @@ func (m *Manager) start(ctx context.Context, e *entry, pl plan) error {
 	return nil
 }
 
+// withID is an environment with the sandbox's id in one variable, if that has a name.
+func withID(env map[string]string, name, id string) map[string]string {
+	if name == "" {
+		return env
+	}
+	env = maps.Clone(env)
+	if env == nil {
+		env = map[string]string{}
+	}
+	env[name] = id
+	return env
+}
+
 // discard ends what a driver may have made of a sandbox that could not be recorded.
 func (m *Manager) discard(ctx context.Context, e *entry, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleFor)
@@ -257,12 +274,6 @@ func (m *Manager) discard(ctx context.Context, e *entry, err error) error {
 		stopErr = nil
 	}
 	return m.unmake(ctx, e, errors.Join(err, stopErr))
-}
-
-func (m *Manager) insert(ctx context.Context, e *entry) error {
-	e.saving.Lock()
-	defer e.saving.Unlock()
-	return m.write(ctx, e.record(), m.store.Insert, LifecycleEvent{Type: LifecycleCreated})
 }
 
 // launched makes a sandbox that its driver has started a running one.
@@ -300,7 +311,7 @@ func (m *Manager) startWithin(ctx context.Context, limit time.Duration, req Star
 // unmake forgets a sandbox that never reached store or driver.
 func (m *Manager) unmake(ctx context.Context, e *entry, err error) error {
 	e.mu.Lock()
-	e.sb.State = StateEnded
+	e.enter(StateEnded)
 	e.startErr, e.left = err, ctx.Err() != nil
 	e.mu.Unlock()
 	m.drop(e)

@@ -42,6 +42,7 @@ func TestCreate(t *testing.T) {
 				CreatedAt: time.Now().UTC(), StartedAt: time.Now().UTC(), LastUsed: time.Now().UTC(), Deadline: time.Now().Add(300 * time.Second).UTC(),
 				Limits:  template.Limits{CPUs: 1, MemoryBytes: 1 << 30, Pids: 256, DiskBytes: 2 << 30, OpenFiles: 1024},
 				Network: policy.Network{Mode: policy.Internet}, Storage: sandbox.StorageVolatile, IdleAction: sandbox.IdleKill,
+				DeadlineAction: sandbox.IdleKill,
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Fatal(diff)
@@ -58,7 +59,8 @@ func TestCreate(t *testing.T) {
 			spec := sandbox.Spec{
 				Template: "base", Key: "k", Lifetime: -1, IdleTimeout: time.Minute, Limits: template.Limits{CPUs: 0.5, MemoryBytes: 64 << 20},
 				Metadata: map[string]string{"a": "b"}, Env: map[string]string{"A": "1"}, Network: &policy.Network{Mode: policy.None}, Storage: sandbox.StorageTmpfs,
-				IdleAction: sandbox.IdlePause, AutoResume: true,
+				IdleAction: sandbox.IdlePause, AutoResume: true, Annotations: map[string]string{"e2b": "{}"},
+				DeadlineAction: sandbox.IdlePause, ColdPause: true, ResumeLifetime: time.Hour,
 			}
 			got := w.create(spec)
 			want := sandbox.Sandbox{
@@ -66,7 +68,8 @@ func TestCreate(t *testing.T) {
 				CreatedAt: time.Now().UTC(), StartedAt: time.Now().UTC(), LastUsed: time.Now().UTC(), IdleTimeout: time.Minute,
 				Limits:   template.Limits{CPUs: 0.5, MemoryBytes: 64 << 20, Pids: 256, DiskBytes: 2 << 30, OpenFiles: 1024},
 				Metadata: map[string]string{"a": "b"}, Network: policy.Network{Mode: policy.None}, Storage: sandbox.StorageTmpfs,
-				IdleAction: sandbox.IdlePause, AutoResume: true,
+				IdleAction: sandbox.IdlePause, AutoResume: true, Annotations: map[string]string{"e2b": "{}"},
+				DeadlineAction: sandbox.IdlePause, ColdPause: true, ResumeLifetime: time.Hour,
 			}
 			if diff := cmp.Diff(want, got); diff != "" {
 				t.Fatal(diff)

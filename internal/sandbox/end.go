@@ -28,6 +28,27 @@ func (m *Manager) Kill(ctx context.Context, p auth.Principal, id string) (Sandbo
 	return m.stored(ctx, p, id)
 }
 
+// Expire does at once what would happen to a running sandbox at its deadline. A paused one stays as it is.
+func (m *Manager) Expire(ctx context.Context, p auth.Principal, id string) (Sandbox, error) {
+	e, leave, err := m.enterUsable(ctx, p, id)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	defer leave()
+	if sb := e.snapshot(); !sb.pausesAtDeadline() {
+		return m.end(ctx, e, CauseExpired, "")
+	}
+	unlock, err := e.lockChanges(ctx)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	defer unlock()
+	if sb := e.snapshot(); sb.State == StatePaused {
+		return sb, nil
+	}
+	return m.pause(ctx, e, m.atDeadline(e), "expired")
+}
+
 // end asks for a sandbox's end and sees to it.
 func (m *Manager) end(ctx context.Context, e *entry, cause Cause, message string) (Sandbox, error) {
 	e.ask(cause, message)
@@ -114,16 +135,15 @@ func (m *Manager) again(e *entry, failed State) {
 
 // fire is called by the clock for a sandbox that may be due.
 func (m *Manager) fire(e *entry) {
-	cause := e.overdue(time.Now())
-	if cause == "" {
+	cause, pause := e.overdue(time.Now())
+	switch {
+	case cause == "":
 		m.clock.update(e)
-		return
+	case pause:
+		m.work.Go(func() { m.pauseDue(e, cause) })
+	default:
+		m.work.Go(func() { m.expire(e, cause) })
 	}
-	if cause == CauseIdle && e.idle == IdlePause {
-		m.work.Go(func() { m.pauseIdle(e) })
-		return
-	}
-	m.work.Go(func() { m.expire(e, cause) })
 }
 
 func (m *Manager) expire(e *entry, cause Cause) {

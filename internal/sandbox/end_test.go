@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"errors"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -273,6 +274,24 @@ func TestLifetime(t *testing.T) {
 			w.restart()
 			if w.get(id).Network.Mode != policy.None {
 				t.Fatal("the next server does not know it")
+			}
+		},
+	})
+	claims(t, sandbox.Config{DefaultNetwork: policy.Network{Mode: policy.None}}, map[string]func(*testing.T, *world){
+		"a network that is not said, or only narrowed, is no wider than the default": func(t *testing.T, w *world) {
+			wide := &policy.Network{Mode: policy.Internet, Deny: []netip.Prefix{netip.MustParsePrefix("8.8.8.8/32")}}
+			if sb := w.create(sandbox.Spec{Network: wide, NarrowNetwork: true}); sb.Network.Mode != policy.None {
+				t.Fatalf("network is %+v", sb.Network)
+			}
+			id := w.create(sandbox.Spec{Network: wide}).ID
+			for _, c := range []sandbox.NetworkChange{{}, {Network: wide}, {Network: wide, Narrow: true}} {
+				want := policy.None
+				if c.Network != nil && !c.Narrow {
+					want = policy.Internet
+				}
+				if sb, err := w.ChangeNetwork(t.Context(), acme, id, c); err != nil || sb.Network.Mode != want {
+					t.Fatalf("network is %+v, %v", sb.Network, err)
+				}
 			}
 		},
 	})

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"sync"
@@ -12,7 +13,6 @@ import (
 // entry is a living sandbox in the Manager's memory.
 type entry struct {
 	id, tenant, key, idem, digest string
-	idle                          IdleAction
 
 	started chan struct{} // closed when its start is decided, for whoever shares the create
 	ended   chan struct{} // closed when its end is recorded
@@ -22,8 +22,11 @@ type entry struct {
 	changes chan struct{} // a lock that a caller can give up: held over a change and the driver's answer to it
 	kernels chan struct{} // another: held while a kernel is made
 
+	history history // of its usage
+
 	mu       sync.Mutex
 	sb       Sandbox
+	stopped  chan struct{} // closed while it does not run; changed by enter alone
 	unspent  time.Duration // as Record has it
 	used     time.Time     // with a monotonic clock, unlike sb.LastUsed
 	uses     int           // streams that are open
@@ -42,21 +45,58 @@ type entry struct {
 
 func newEntry(sb Sandbox, idem, digest string) *entry {
 	return &entry{
-		id: sb.ID, tenant: sb.Tenant, key: sb.Key, idem: idem, digest: digest, idle: sb.IdleAction,
+		id: sb.ID, tenant: sb.Tenant, key: sb.Key, idem: idem, digest: digest,
 		started: make(chan struct{}), ended: make(chan struct{}), tried: make(chan struct{}),
 		changes: make(chan struct{}, 1), kernels: make(chan struct{}, 1),
-		sb: sb, used: time.Now(), index: -1,
+		sb: sb, used: time.Now(), index: -1, stopped: stoppedIn(sb.State),
 	}
 }
 
 func (e *entry) snapshot() Sandbox { return e.record().Sandbox }
+
+// stoppedIn is what entry.stopped begins as.
+func stoppedIn(s State) chan struct{} {
+	if s == StateRunning {
+		return make(chan struct{})
+	}
+	return closed
+}
+
+// enter puts it into a state, which those who watch it hear of; called with mu held.
+func (e *entry) enter(s State) {
+	if e.sb.State == s {
+		return
+	}
+	if e.sb.State == StateRunning {
+		close(e.stopped)
+		e.stopped = closed
+	}
+	e.sb.State = s
+	if s == StateRunning {
+		e.stopped = make(chan struct{})
+	}
+}
+
+func (e *entry) state() State {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.sb.State
+}
+
+// runs reports whether it can be used and has no annotation of that name; an empty name is none's.
+func (e *entry) runs(without string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	_, has := e.sb.Annotations[without]
+	return e.sb.State == StateRunning && !has
+}
 
 // record is a sandbox as its row should be; the boot is for its writer to say.
 func (e *entry) record() Record {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := Record{Sandbox: e.sb, IdempotencyKey: e.idem, SpecDigest: e.digest, Unspent: e.unspent}
-	r.Metadata = maps.Clone(r.Metadata)
+	r.Metadata, r.Annotations = maps.Clone(r.Metadata), maps.Clone(r.Annotations)
 	if r.State == StateRunning {
 		r.LastUsed = e.lastUsed()
 	}
@@ -109,35 +149,50 @@ func (e *entry) begin() bool {
 		return false
 	}
 	e.used = time.Now()
-	e.sb.State, e.sb.StartedAt = StateRunning, now()
+	e.enter(StateRunning)
+	e.sb.StartedAt = now()
 	return true
 }
 
-// pause makes a running sandbox a paused one until deadline, from now on for everybody; for the idle clock only if it is
-// idle at this very moment. undo makes it a running one again, unless it has ended since.
-func (e *entry) pause(deadline time.Time, auto *bool, clock bool) (undo func(), err error) {
+// pausing is a pause that is decided.
+type pausing struct {
+	until time.Time     // the deadline of the pause
+	auto  *bool         // nil: AutoResume stays as it is
+	cold  bool          // its processes are ended first
+	due   Cause         // the clock's reason, which must hold at this very moment; empty: somebody asked
+	left  time.Duration // what is left of its lifetime after the pause; zero: what is left now
+}
+
+// pause makes a running sandbox a paused one, from now on for everybody. undo makes it a running one again, unless it has
+// ended since.
+func (e *entry) pause(p pausing) (undo func(), err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	passed := func(t time.Time) bool { return !t.IsZero() && !time.Now().Before(t) }
 	switch {
 	case e.sb.State != StateRunning:
 		return nil, goneError(e.sb)
-	case clock && (e.idleAt().IsZero() || time.Now().Before(e.idleAt())):
+	case p.due == CauseIdle && !passed(e.idleAt()):
 		return nil, fault.New(fault.Conflict, "sandbox %s is in use", e.id)
+	case p.due == CauseExpired && !passed(e.sb.Deadline):
+		return nil, fault.New(fault.Conflict, "sandbox %s was given more time", e.id)
 	case e.forks > 0: // it would stand still in the middle of being copied
 		return nil, fault.New(fault.Conflict, "sandbox %s is being forked; try again", e.id)
 	}
 	before := e.sb
 	e.sb.LastUsed = e.lastUsed()
-	e.sb.State, e.sb.PausedAt, e.sb.Deadline = StatePaused, now(), deadline
-	e.unspent = unspent(before.Deadline, e.sb.PausedAt)
-	if auto != nil {
-		e.sb.AutoResume = *auto
+	e.enter(StatePaused)
+	e.sb.PausedAt, e.sb.Deadline, e.sb.Cold = now(), p.until, p.cold
+	e.unspent = cmp.Or(p.left, unspent(before.Deadline, e.sb.PausedAt))
+	if p.auto != nil {
+		e.sb.AutoResume = *p.auto
 	}
 	return func() {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		e.unspent = 0
 		if e.sb.State == StatePaused {
+			e.enter(StateRunning)
 			e.sb = before
 		}
 	}, nil
@@ -159,8 +214,26 @@ func (e *entry) resume(deadline time.Time) bool {
 		return false
 	}
 	e.used, e.unspent = time.Now(), 0
-	e.sb.State, e.sb.PausedAt, e.sb.Deadline = StateRunning, time.Time{}, deadline
+	e.enter(StateRunning)
+	e.sb.PausedAt, e.sb.Deadline, e.sb.Cold = time.Time{}, deadline, false
 	return true
+}
+
+// driverDeadline is the deadline that the driver of a starting or running sandbox is to enforce.
+func (e *entry) driverDeadline() time.Time {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.sb.pausesAtDeadline() {
+		return time.Time{}
+	}
+	return e.sb.Deadline
+}
+
+// forking is how many copies of it are being made.
+func (e *entry) forking() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.forks
 }
 
 // lockChanges keeps other changes away.
@@ -188,8 +261,9 @@ func (e *entry) ask(cause Cause, message string) bool {
 	case StateStopping, StateEnded:
 		return false
 	}
-	e.sb.State, e.sb.Cause, e.sb.CauseMessage = StateStopping, cause, message
-	e.sb.PausedAt, e.unspent = time.Time{}, 0
+	e.enter(StateStopping)
+	e.sb.Cause, e.sb.CauseMessage = cause, message
+	e.sb.PausedAt, e.sb.Cold, e.unspent = time.Time{}, false, 0
 	e.asked = time.Now()
 	return true
 }
@@ -212,8 +286,9 @@ func (e *entry) finish(end Ended) bool {
 			e.sb.Cause, e.sb.CauseMessage = end.Cause, end.Message
 		}
 	}
-	e.sb.State, e.sb.EndedAt, e.sb.Usage = StateEnded, now(), end.Usage
-	e.sb.PausedAt, e.unspent = time.Time{}, 0
+	e.enter(StateEnded)
+	e.sb.EndedAt, e.sb.Usage = now(), end.Usage
+	e.sb.PausedAt, e.sb.Cold, e.unspent = time.Time{}, false, 0
 	if !end.At.IsZero() {
 		e.sb.EndedAt = end.At.UTC().Truncate(time.Microsecond)
 	}
@@ -238,21 +313,32 @@ func (e *entry) due() time.Time {
 	switch e.sb.State {
 	case StateStopping, StateEnded:
 		return e.retry
-	case StateStarting, StatePaused:
-		return e.sb.Deadline
-	case StateRunning:
-		idle := e.idleAt()
-		if e.sb.Deadline.IsZero() || !idle.IsZero() && idle.Before(e.sb.Deadline) {
+	case StateStarting, StatePaused, StateRunning:
+		idle, deadline := e.idleAt(), e.deadlineAt()
+		if deadline.IsZero() || !idle.IsZero() && idle.Before(deadline) {
 			return idle
 		}
-		return e.sb.Deadline
+		return deadline
 	}
 	return time.Time{}
 }
 
-// idleAt is when it has been idle for too long; zero while it is in use. Called with mu held.
+// deadlineAt is when its deadline must be acted on; zero is never. Called with mu held.
+func (e *entry) deadlineAt() time.Time {
+	switch {
+	case !e.sb.pausesAtDeadline() || e.sb.State == StatePaused || e.sb.Deadline.IsZero():
+		return e.sb.Deadline
+	case e.sb.State == StateStarting: // it is paused once it runs
+		return time.Time{}
+	case e.sb.Deadline.Before(e.retry): // a pause that failed
+		return e.retry
+	}
+	return e.sb.Deadline
+}
+
+// idleAt is when it has been idle for too long; zero while it is in use or does not run. Called with mu held.
 func (e *entry) idleAt() time.Time {
-	if e.sb.IdleTimeout <= 0 || e.uses > 0 {
+	if e.sb.IdleTimeout <= 0 || e.uses > 0 || e.sb.State != StateRunning {
 		return time.Time{}
 	}
 	at := e.used.Add(e.sb.IdleTimeout)
@@ -262,27 +348,23 @@ func (e *entry) idleAt() time.Time {
 	return at
 }
 
-// overdue says what the clock must do now; an empty cause is nothing.
-func (e *entry) overdue(at time.Time) Cause {
+// overdue says what the clock must do now, and whether that is a pause and not an end; an empty cause is nothing.
+func (e *entry) overdue(at time.Time) (cause Cause, pause bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	passed := func(t time.Time) bool { return !t.IsZero() && !at.Before(t) }
 	switch e.sb.State {
 	case StateStopping, StateEnded:
 		if passed(e.retry) {
-			return e.sb.Cause
+			return e.sb.Cause, false
 		}
-	case StateStarting, StatePaused:
-		if passed(e.sb.Deadline) {
-			return CauseExpired
-		}
-	case StateRunning:
-		if passed(e.sb.Deadline) {
-			return CauseExpired
+	case StateStarting, StatePaused, StateRunning:
+		if passed(e.deadlineAt()) {
+			return CauseExpired, e.sb.State == StateRunning && e.sb.pausesAtDeadline()
 		}
 		if passed(e.idleAt()) {
-			return CauseIdle
+			return CauseIdle, e.sb.IdleAction == IdlePause
 		}
 	}
-	return ""
+	return "", false
 }

@@ -497,7 +497,10 @@ func (d *fakeDriver) Usage(_ context.Context, id string) (sandbox.Usage, error) 
 	if _, err := d.box(id); err != nil {
 		return sandbox.Usage{}, err
 	}
-	return d.usage, d.call("usage")
+	d.mu.Lock()
+	u := d.usage
+	d.mu.Unlock()
+	return u, d.call("usage")
 }
 
 func (d *fakeDriver) Stop(_ context.Context, id string, cause sandbox.Cause) error {
@@ -694,6 +697,9 @@ func (d *fakeDriver) answer(box *fakeBox, conn net.Conn) {
 		k, ok := box.kernels[p.Kernel]
 		if req.Op == agentapi.OpKernelStop {
 			delete(box.kernels, p.Kernel)
+		} else if p.Cwd != "" {
+			k.Cwd = p.Cwd
+			box.kernels[p.Kernel] = k
 		}
 		d.mu.Unlock()
 		if !ok {
@@ -701,6 +707,11 @@ func (d *fakeDriver) answer(box *fakeBox, conn net.Conn) {
 			return
 		}
 		value(conn, k)
+	case agentapi.OpHalt:
+		d.mu.Lock()
+		clear(box.kernels)
+		d.mu.Unlock()
+		end(conn, agentapi.End{Outcome: agentapi.OutcomeOK})
 	default:
 		value(conn, agentapi.Hello{Version: agentapi.Version})
 	}

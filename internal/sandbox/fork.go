@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/covehq/cove/internal/agentapi"
@@ -26,14 +27,16 @@ const (
 // ForkSpec asks for copies of a running sandbox. They have its template, limits, network policy, storage, idle timeout
 // and what belongs to it; everything else is said here.
 type ForkSpec struct {
-	Count      int           // 1 to MaxForks
-	Kernel     string        // whose memory is copied; empty: the default kernel
-	Refuse     bool          // a kernel that runs a cell is fault.Conflict at once, not waited for
-	Wait       time.Duration // how long the fork may take when a busy kernel is waited for; zero: 30 s
-	Lifetime   time.Duration // zero: the server's default; negative: none, where allowed
-	Metadata   map[string]string
-	Env        map[string]string
-	InheritEnv bool // what the parent was given at its create too, below Env
+	Count       int           // 1 to MaxForks
+	Kernel      string        // whose memory is copied; empty: the default kernel
+	Refuse      bool          // a kernel that runs a cell is fault.Conflict at once, not waited for
+	Wait        time.Duration // how long the fork may take when a busy kernel is waited for; zero: 30 s
+	Lifetime    time.Duration // zero: the server's default; negative: none, where allowed
+	Metadata    map[string]string
+	Annotations map[string]string
+	Env         map[string]string
+	IDEnv       string // name of an environment variable that has the copy's id
+	InheritEnv  bool   // what the parent was given at its create too, below Env
 }
 
 // ForkResult is what a fork made and did.
@@ -49,7 +52,8 @@ func (s ForkSpec) validate() error {
 	case s.Wait < 0 || s.Wait > maxForkWait:
 		return fault.New(fault.Invalid, "a fork waits for at most %v, not %v", maxForkWait, s.Wait)
 	}
-	return firstError(checkKernel(cmp.Or(s.Kernel, agentapi.DefaultKernel)), checkMetadata(s.Metadata), checkEnv(s.Env))
+	return firstError(checkKernel(cmp.Or(s.Kernel, agentapi.DefaultKernel)), checkMetadata(s.Metadata), checkAnnotations(s.Annotations),
+		checkEnv(s.Env), checkIDEnv(s.IDEnv))
 }
 
 // Fork copies a running sandbox, its files and the memory of one kernel, and returns when every copy can be used. It
@@ -108,7 +112,9 @@ func (m *Manager) claimForks(parent Sandbox, spec ForkSpec) ([]*entry, error) {
 		children[i] = m.enlist(Sandbox{
 			Tenant: parent.Tenant, Template: parent.Template, TemplateDigest: parent.TemplateDigest, State: StateStarting,
 			ForkedFrom: parent.ID, IdleTimeout: parent.IdleTimeout, IdleAction: parent.IdleAction, AutoResume: parent.AutoResume,
+			DeadlineAction: parent.DeadlineAction, ColdPause: parent.ColdPause, ResumeLifetime: parent.ResumeLifetime,
 			Limits: parent.Limits, Network: parent.Network, Storage: parent.Storage, Metadata: maps.Clone(spec.Metadata),
+			Annotations: maps.Clone(spec.Annotations),
 		}, -1, "", "")
 	}
 	return children, nil
@@ -135,12 +141,11 @@ func (m *Manager) fork(ctx context.Context, parent *entry, children []*entry, sp
 		return Forked{}, m.unfork(ctx, nil, children, err)
 	}
 	defer free()
-	for i, e := range children { // rows first, as for a create
-		if err := m.insert(ctx, e); err != nil {
-			return Forked{}, m.unfork(ctx, children[:i], children[i:], fmt.Errorf("record sandbox %s: %w", e.id, err))
-		}
-	}
+	recorded := m.recordForks(ctx, children, cancel) // while the driver works, as for a create
 	forked, err := m.forkWithin(forkCtx, parent, children, spec)
+	if r := <-recorded; r.err != nil {
+		return Forked{}, m.unfork(ctx, children[:r.n], children[r.n:], r.err)
+	}
 	if err == nil {
 		err = m.beginForks(forkCtx, parent, children, spec.Lifetime)
 	}
@@ -151,6 +156,40 @@ func (m *Manager) fork(ctx context.Context, parent *entry, children []*entry, sp
 		m.clock.update(e)
 	}
 	return forked, nil
+}
+
+// rows is how many of the children of a fork have one, and why the next has not.
+type rows struct {
+	n   int
+	err error
+}
+
+// recordForks writes the rows of children, and calls off the fork when it cannot. Who learns of the end of one meanwhile
+// records that once its row is there.
+func (m *Manager) recordForks(ctx context.Context, children []*entry, cancel context.CancelFunc) <-chan rows {
+	done, born := make(chan rows, 1), make([]Record, len(children))
+	for i, e := range children {
+		born[i] = e.record()
+		e.saving.Lock()
+	}
+	go func() {
+		var r rows
+		for i, e := range children {
+			if r.err == nil {
+				r.err = m.write(ctx, born[i], m.store.Insert, LifecycleEvent{Type: LifecycleCreated})
+			}
+			e.saving.Unlock()
+			if r.err == nil {
+				r.n++
+			}
+		}
+		if r.err != nil {
+			r.err = fmt.Errorf("record sandbox %s: %w", children[r.n].id, r.err)
+			cancel()
+		}
+		done <- r
+	}()
+	return done
 }
 
 // forkWithin bounds the driver, as startWithin does.
@@ -164,8 +203,8 @@ func (m *Manager) forkWithin(ctx context.Context, parent *entry, children []*ent
 	req := ForkRequest{Parent: parent.id, Kernel: spec.Kernel, Refuse: spec.Refuse}
 	for _, e := range children {
 		sb := e.snapshot()
-		child := ForkChild{ID: e.id, Limits: sb.Limits, Network: sb.Network, Env: maps.Clone(spec.Env), InheritEnv: spec.InheritEnv}
-		if spec.Lifetime > 0 { // at the latest, should nobody be there any more to say when
+		child := ForkChild{ID: e.id, Limits: sb.Limits, Network: sb.Network, Env: withID(maps.Clone(spec.Env), spec.IDEnv, e.id), InheritEnv: spec.InheritEnv}
+		if spec.Lifetime > 0 && !sb.pausesAtDeadline() { // at the latest, should nobody be there any more to say when
 			child.Deadline = deadlineOf(now(), limit+spec.Lifetime)
 		}
 		req.Children = append(req.Children, child)
@@ -188,13 +227,11 @@ func (m *Manager) beginForks(ctx context.Context, parent *entry, children []*ent
 		return waitError(ctx, "sandbox "+parent.id+" to be forked")
 	}
 	ids, deadline := make([]string, len(children)), deadlineOf(now(), lifetime)
+	if err := m.setDeadlines(ctx, children, deadline); err != nil {
+		return err
+	}
 	for i, e := range children {
 		ids[i] = e.id
-		if !deadline.IsZero() {
-			if err := m.driver.Change(ctx, e.id, Change{Deadline: &deadline}); err != nil {
-				return fmt.Errorf("set deadline of sandbox %s: %w", e.id, err)
-			}
-		}
 		e.mu.Lock()
 		e.sb.Deadline = deadline
 		e.mu.Unlock()
@@ -217,10 +254,28 @@ func (m *Manager) beginForks(ctx context.Context, parent *entry, children []*ent
 	return nil
 }
 
+// setDeadlines tells the driver of all at once.
+func (m *Manager) setDeadlines(ctx context.Context, children []*entry, deadline time.Time) error {
+	errs := make([]error, len(children))
+	var work sync.WaitGroup
+	for i, e := range children {
+		if sb := e.snapshot(); deadline.IsZero() || sb.pausesAtDeadline() {
+			continue
+		}
+		work.Go(func() {
+			if err := m.driver.Change(ctx, e.id, Change{Deadline: &deadline}); err != nil {
+				errs[i] = fmt.Errorf("set deadline of sandbox %s: %w", e.id, err)
+			}
+		})
+	}
+	work.Wait()
+	return errors.Join(errs...)
+}
+
 // unfork ends the children of a fork that came to nothing: those that have a row, and those that never had one.
 func (m *Manager) unfork(ctx context.Context, recorded, unrecorded []*entry, err error) error {
 	for _, e := range unrecorded {
-		_ = m.unmake(ctx, e, err) // hands err back
+		_ = m.discard(ctx, e, err) // hands err back
 	}
 	result, interrupted := err, error(nil)
 	for _, e := range recorded {

@@ -23,7 +23,7 @@ type Observer interface {
 	// Forked tells one fork into n children, those that came to nothing included; stall is for how long the parent's
 	// kernel took no cell.
 	Forked(parent Sandbox, n int, took, stall time.Duration, err error)
-	// Paused and Resumed tell a change of state that somebody or the idle clock wanted; err is nil when it happened.
+	// Paused and Resumed tell a change of state that somebody or the clock wanted; err is nil when it happened.
 	Paused(sb Sandbox, took time.Duration, err error)
 	Resumed(sb Sandbox, took time.Duration, err error)
 	// Adopted tells a sandbox of an earlier server that this one took over.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/auth"
 	"github.com/covehq/cove/internal/fault"
 )
@@ -17,6 +18,7 @@ const settleFor = 30 * time.Second
 type PauseSpec struct {
 	Lifetime   time.Duration // of the pause; zero: the server's default; negative: none, where allowed
 	AutoResume *bool         // nil: as it is
+	Cold       bool          // only files are kept: every process is ended first
 }
 
 // Pause stops every process of a sandbox until it is resumed; a run that goes on stands still. What was left of its
@@ -42,11 +44,7 @@ func (m *Manager) Pause(ctx context.Context, p auth.Principal, id string, spec P
 	if err := m.canPause(); err != nil {
 		return Sandbox{}, err
 	}
-	undo, err := e.pause(deadlineOf(now(), lifetime), spec.AutoResume, false)
-	if err != nil {
-		return Sandbox{}, err
-	}
-	return m.pause(ctx, e, undo, "")
+	return m.pause(ctx, e, pausing{until: deadlineOf(now(), lifetime), auto: spec.AutoResume, cold: spec.Cold}, "")
 }
 
 func (m *Manager) canPause() error {
@@ -68,9 +66,13 @@ func (c Config) pausedLifetime(asked time.Duration) (time.Duration, error) {
 	return asked, nil
 }
 
-// pause carries out at the driver what memory says already; the caller holds the lock of changes. Memory is first: a use
+// pause pauses a sandbox in memory and then at its driver; the caller holds the lock of changes. Memory is first: a use
 // that comes from now on waits for the lock or is refused, so that none begins in a sandbox that stops under it.
-func (m *Manager) pause(ctx context.Context, e *entry, undo func(), message string) (_ Sandbox, err error) {
+func (m *Manager) pause(ctx context.Context, e *entry, p pausing, message string) (_ Sandbox, err error) {
+	undo, err := e.pause(p)
+	if err != nil {
+		return Sandbox{}, err
+	}
 	begun := time.Now()
 	defer func() { m.observer.Paused(e.snapshot(), time.Since(begun), err) }()
 	m.clock.update(e)
@@ -79,13 +81,26 @@ func (m *Manager) pause(ctx context.Context, e *entry, undo func(), message stri
 	if err := m.pauseDriver(ctx, e); err != nil {
 		undo()
 		m.clock.update(e)
+		if p.cold {
+			m.unrecordCold(ctx, e)
+		}
 		return Sandbox{}, m.whyGone(ctx, e, fmt.Errorf("pause sandbox %s: %w", e.id, err))
 	}
 	return m.recordChange(ctx, e, LifecyclePaused, message)
 }
 
 func (m *Manager) pauseDriver(ctx context.Context, e *entry) error {
-	deadline := e.snapshot().Deadline
+	sb := e.snapshot()
+	deadline := sb.Deadline
+	if sb.Cold {
+		// The row is first: after a crash the driver tells only that it is paused, and no use must resume what has ended.
+		if err := m.save(ctx, e); err != nil {
+			return fmt.Errorf("record that its processes end: %w", err)
+		}
+		if err := m.direct(e).Halt(ctx); err != nil {
+			return fmt.Errorf("end its processes: %w", err)
+		}
+	}
 	err := m.driver.Pause(ctx, e.id)
 	if err == nil {
 		err = m.driver.Change(ctx, e.id, Change{Deadline: &deadline})
@@ -94,6 +109,13 @@ func (m *Manager) pauseDriver(ctx context.Context, e *entry) error {
 		m.putBack(ctx, e, "resume", m.driver.Resume)
 	}
 	return err
+}
+
+// unrecordCold takes back what pauseDriver wrote ahead. Where that fails the next server finds it running, as its driver says.
+func (m *Manager) unrecordCold(ctx context.Context, e *entry) {
+	if err := m.save(ctx, e); err != nil {
+		m.log.Warn("sandbox runs although its row says that it is paused", "sandbox", e.id, "tenant", e.tenant, "error", err)
+	}
 }
 
 // putBack undoes a change at the driver that may have happened, in whole or in half. Where even that fails the next use
@@ -120,25 +142,39 @@ func (m *Manager) recordChange(ctx context.Context, e *entry, kind LifecycleType
 	return sb, nil
 }
 
-// pauseIdle is the idle clock's pause. A use that has come meanwhile wins.
-func (m *Manager) pauseIdle(e *entry) {
+// atDeadline is the pause of a sandbox whose lifetime has passed. Whoever resumes it without saying for how long gives it
+// the server's default: nothing is left.
+func (m *Manager) atDeadline(e *entry) pausing {
+	return pausing{
+		until: deadlineOf(now(), m.cfg.PausedLifetime), cold: e.snapshot().ColdPause, left: max(m.cfg.DefaultLifetime, -1),
+	}
+}
+
+// pauseDue is the clock's pause. A use, or a change, that has come meanwhile wins.
+func (m *Manager) pauseDue(e *entry, due Cause) {
 	unlock, err := e.lockChanges(m.life)
 	if err != nil {
 		return
 	}
 	defer unlock()
-	undo, err := e.pause(deadlineOf(now(), m.cfg.PausedLifetime), nil, true)
-	if err != nil { // it has ended, or somebody uses it
-		m.clock.update(e)
-		return
+	p := pausing{until: deadlineOf(now(), m.cfg.PausedLifetime)}
+	if due == CauseExpired {
+		p = m.atDeadline(e)
 	}
-	if _, err := m.pause(m.life, e, undo, "idle"); err != nil && !fault.Is(err, fault.Gone) {
-		m.log.Warn("idle sandbox is not paused yet", "sandbox", e.id, "tenant", e.tenant, "error", err)
+	p.due = due
+	_, err = m.pause(m.life, e, p, string(due))
+	switch {
+	case err == nil, fault.Is(err, fault.Gone), m.life.Err() != nil:
+	case fault.Is(err, fault.Conflict) && e.forking() == 0: // somebody uses it
+	default:
+		if !fault.Is(err, fault.Conflict) {
+			m.log.Warn("sandbox is not paused yet", "sandbox", e.id, "tenant", e.tenant, "cause", due, "error", err)
+		}
 		e.mu.Lock()
 		e.retry = time.Now().Add(retryAfter)
 		e.mu.Unlock()
-		m.clock.update(e)
 	}
+	m.clock.update(e)
 }
 
 // Resume lets a paused sandbox go on, for what was left of its lifetime or for a new one: zero is what was left, negative
@@ -165,7 +201,7 @@ func (m *Manager) wake(ctx context.Context, e *entry) error {
 		return err
 	}
 	defer leave()
-	_, err = m.resume(ctx, e, 0, "used")
+	_, err = m.resume(ctx, e, e.snapshot().ResumeLifetime, "used")
 	return err
 }
 
@@ -191,6 +227,9 @@ func (m *Manager) resume(ctx context.Context, e *entry, lifetime time.Duration, 
 	if err := m.resumeDriver(ctx, e, deadline); err != nil {
 		return Sandbox{}, m.whyGone(ctx, e, fmt.Errorf("resume sandbox %s: %w", e.id, err))
 	}
+	if r.Cold {
+		m.boot(ctx, e)
+	}
 	if !e.resume(deadline) {
 		return Sandbox{}, goneError(e.snapshot())
 	}
@@ -199,6 +238,9 @@ func (m *Manager) resume(ctx context.Context, e *entry, lifetime time.Duration, 
 }
 
 func (m *Manager) resumeDriver(ctx context.Context, e *entry, deadline time.Time) error {
+	if sb := e.snapshot(); sb.pausesAtDeadline() {
+		deadline = time.Time{}
+	}
 	err := m.driver.Resume(ctx, e.id)
 	if err == nil {
 		err = m.driver.Change(ctx, e.id, Change{Deadline: &deadline})
@@ -209,11 +251,20 @@ func (m *Manager) resumeDriver(ctx context.Context, e *entry, deadline time.Time
 	return err
 }
 
+// boot gives a cold sandbox that goes on the kernel that it would have had from its start. Where that fails the next run
+// makes one.
+func (m *Manager) boot(ctx context.Context, e *entry) {
+	_, err := m.makeKernel(ctx, m.direct(e), e.id, agentapi.KernelStartParams{Kernel: agentapi.DefaultKernel, Language: kernelLanguage})
+	if err != nil && !fault.Is(err, fault.Unsupported) { // Unsupported: its template has no Python
+		m.log.Warn("resumed sandbox has no kernel yet", "sandbox", e.id, "tenant", e.tenant, "error", err)
+	}
+}
+
 // use counts as use of a sandbox until release. A paused one that may be is resumed first.
 func (m *Manager) use(ctx context.Context, e *entry) error {
 	for !e.touch() {
 		sb := e.snapshot()
-		if sb.State != StatePaused || !sb.AutoResume {
+		if !sb.wakes() {
 			if sb.State == StateRunning { // since touch looked
 				continue
 			}

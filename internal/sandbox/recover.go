@@ -34,6 +34,7 @@ func (m *Manager) Open(ctx context.Context) error {
 	m.work.Go(m.follow)
 	m.work.Go(func() { m.clock.run(m.life, m.fire) })
 	m.work.Go(m.sweep)
+	m.work.Go(m.sampling)
 	m.explain(ctx, missing)
 	m.mu.Lock()
 	m.open = true
@@ -79,16 +80,23 @@ func (m *Manager) readopt(ctx context.Context, records []Record, instances map[s
 // adopt trusts the driver: its deadline and its state are the ones in force when a crash came between driver and row.
 func (m *Manager) adopt(ctx context.Context, e *entry, i Instance) {
 	before := e.record()
-	e.mu.Lock()
-	e.sb.Deadline = i.Deadline.UTC().Truncate(time.Microsecond)
-	if i.Deadline.IsZero() {
-		e.sb.Deadline = time.Time{}
+	if before.State == StatePaused || !before.pausesAtDeadline() { // a deadline that ends in a pause is ours alone
+		e.mu.Lock()
+		e.sb.Deadline = i.Deadline.UTC().Truncate(time.Microsecond)
+		if i.Deadline.IsZero() {
+			e.sb.Deadline = time.Time{}
+		}
+		e.mu.Unlock()
 	}
-	e.mu.Unlock()
 	events := []LifecycleEvent{{Type: LifecycleAdopted}}
 	switch {
+	case i.Paused && before.Cold && i.Deadline.IsZero() && !before.Deadline.IsZero(): // cut short after its row, as pauseDriver writes it
+		e.mu.Lock()
+		e.sb.Deadline = before.Deadline
+		e.mu.Unlock()
+		m.setDeadline(ctx, e, before.Deadline)
 	case i.Paused && before.State == StateRunning:
-		m.adoptPaused(e, before)
+		m.adoptPaused(ctx, e, before, i.Deadline)
 		events = append(events, LifecycleEvent{Type: LifecyclePaused, Deadline: e.snapshot().Deadline})
 	case !i.Paused && before.State == StatePaused:
 		m.adoptResumed(ctx, e, before)
@@ -102,29 +110,47 @@ func (m *Manager) adopt(ctx context.Context, e *entry, i Instance) {
 }
 
 // adoptPaused takes over a pause that the row does not know. It lasts until the driver's deadline; what is left for after
-// it is what the row leaves.
-func (m *Manager) adoptPaused(e *entry, before Record) {
-	left := deadlineOf(now(), m.cfg.DefaultLifetime) // where that has passed while nobody watched
-	if before.Deadline.IsZero() || before.Deadline.After(now()) {
-		left = before.Deadline
+// it is what the row leaves. One that the row's deadline has passed for is taken for the pause of that deadline, and so as
+// cold as that was to be: no use must resume a sandbox whose processes are gone.
+func (m *Manager) adoptPaused(ctx context.Context, e *entry, before Record, until time.Time) {
+	expired := !before.Deadline.IsZero() && !before.Deadline.After(now())
+	left := before.Deadline
+	if expired { // while nobody watched, or at the pause
+		left = deadlineOf(now(), m.cfg.DefaultLifetime)
+	}
+	if before.pausesAtDeadline() && until.IsZero() { // the pause was cut short before it had a deadline of its own
+		until = deadlineOf(now(), m.cfg.PausedLifetime)
+		m.setDeadline(ctx, e, until)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.sb.State, e.sb.PausedAt = StatePaused, now()
+	e.enter(StatePaused)
+	e.sb.Cold = expired && before.pausesAtDeadline() && before.ColdPause
+	e.sb.PausedAt, e.sb.Deadline = now(), until.UTC().Truncate(time.Microsecond)
+	if until.IsZero() {
+		e.sb.Deadline = time.Time{}
+	}
 	e.unspent = unspent(left, e.sb.PausedAt)
+}
+
+func (m *Manager) setDeadline(ctx context.Context, e *entry, deadline time.Time) {
+	if err := m.driver.Change(ctx, e.id, Change{Deadline: &deadline}); err != nil {
+		m.log.Warn("deadline of an adopted sandbox is not set", "sandbox", e.id, "tenant", e.tenant, "error", err)
+	}
 }
 
 // adoptResumed takes over a resume that the row does not know. Where the deadline of the pause is still in force, the
 // resume was cut short before it set the one that follows.
 func (m *Manager) adoptResumed(ctx context.Context, e *entry, before Record) {
 	deadline := e.snapshot().Deadline
-	if deadline.Equal(before.Deadline) {
+	cut := deadline.Equal(before.Deadline)
+	if cut || before.pausesAtDeadline() {
 		deadline = deadlineOf(now(), before.Unspent)
-		if err := m.driver.Change(ctx, e.id, Change{Deadline: &deadline}); err != nil {
-			m.log.Warn("deadline of a resumed sandbox is not set", "sandbox", e.id, "tenant", e.tenant, "error", err)
-		}
 	}
 	e.resume(deadline)
+	if cut {
+		m.setDeadline(ctx, e, e.driverDeadline())
+	}
 }
 
 func (m *Manager) stopLeft(ctx context.Context, e *entry, cause Cause, message string) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
@@ -175,6 +176,53 @@ func TestRecovery(t *testing.T) {
 	})
 }
 
+func TestRecoveryOfAColdPause(t *testing.T) {
+	// unrecorded crashes a server between a pause at the driver and its row.
+	unrecorded := func(w *world, pause func(id string)) string {
+		spec := pausing(time.Minute)
+		spec.ColdPause, spec.AutoResume = true, true
+		id := w.create(spec).ID
+		w.driver.failWith(func(op string, _ int) error {
+			if op == "change" || op == "resume" {
+				w.store.failWith(func(string, int) error { return errBoom })
+				return errBoom
+			}
+			return nil
+		})
+		pause(id)
+		w.driver.failWith(nil)
+		w.Manager.Close()
+		w.store.failWith(nil)
+		w.serve()
+		return id
+	}
+	claims(t, sandbox.Config{}, map[string]func(*testing.T, *world){
+		"one of a deadline is not resumed by a use": func(t *testing.T, w *world) {
+			id := unrecorded(w, func(id string) { _, _ = w.Pause(t.Context(), acme, id, sandbox.PauseSpec{Cold: true}) })
+			sb := w.wantPaused(id)
+			if !sb.Cold || sb.Deadline.IsZero() || !w.driver.deadline(id).Equal(sb.Deadline) {
+				t.Fatalf("%+v", sb)
+			}
+			_, err := w.Exec(t.Context(), acme, id, agentapi.ExecParams{Argv: []string{"true"}})
+			wantKind(t, err, fault.Conflict)
+			starts := w.driver.count("op kernel_start")
+			if sb := w.resume(id); sb.Cold || w.driver.count("op kernel_start") != starts+1 {
+				t.Fatalf("%+v", sb)
+			}
+		},
+		"one that somebody asked for before the deadline kept its processes": func(t *testing.T, w *world) {
+			id := unrecorded(w, func(id string) {
+				if _, err := w.Pause(t.Context(), acme, id, sandbox.PauseSpec{}); !errors.Is(err, errBoom) {
+					t.Fatalf("error is %v", err)
+				}
+			})
+			if sb := w.wantPaused(id); sb.Cold {
+				t.Fatalf("%+v", sb)
+			}
+		},
+	})
+}
+
 // leftBehind inserts the row that a server left when it was killed.
 func (w *world) leftBehind(state sandbox.State, cause sandbox.Cause) string {
 	w.t.Helper()
@@ -194,6 +242,7 @@ func TestList(t *testing.T) {
 			var want []string
 			for range 5 {
 				want = append([]string{w.create(sandbox.Spec{}).ID}, want...)
+				sleep(time.Microsecond) // those of one moment come by their ids
 			}
 			if _, _, err := w.Create(t.Context(), globex, sandbox.Spec{}); err != nil {
 				t.Fatal(err)

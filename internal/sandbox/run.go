@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"fmt"
 	"iter"
 	"net"
@@ -24,7 +25,7 @@ const MaxCode = 8 << 20
 // endNews is how long a broken connection waits for the news that its sandbox has ended, which tells why.
 const endNews = time.Second
 
-// kernelLanguage is what every kernel speaks.
+// kernelLanguage is what a kernel speaks for which nobody named a language, and what a warm one does.
 const kernelLanguage = "python"
 
 var kernelName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
@@ -157,36 +158,54 @@ func checkExec(params agentapi.ExecParams) error {
 // KernelSpec asks for a kernel. What it leaves open is decided here.
 type KernelSpec struct {
 	Name     string // default: one that nobody has
-	Language string // default, and all there is: python
+	Language string // default: python; which others there are is for the agent to say
 	Cwd      string // default: the sandbox's working directory
 }
 
-// StartKernel puts another kernel into a sandbox and returns when it takes cells. With a working directory of its own
-// it is started by exec: a warm one is born in the sandbox's.
+// StartKernel puts another kernel into a sandbox and returns when it takes cells.
 func (m *Manager) StartKernel(ctx context.Context, p auth.Principal, id string, spec KernelSpec) (agentapi.Kernel, error) {
-	if spec.Language != "" && spec.Language != kernelLanguage {
-		return agentapi.Kernel{}, fault.New(fault.Unsupported, "kernels speak %s; run %.40q as a command", kernelLanguage, spec.Language)
-	}
 	name := cmp.Or(spec.Name, "kernel-"+strings.ToLower(rand.Text()[:12]))
 	return m.kernel(ctx, p, id, name, func(e *entry) (agentapi.Kernel, error) {
-		lives, err := m.kernelLives(ctx, e, name)
+		old, err := m.findKernel(ctx, e, name)
 		if err != nil {
 			return agentapi.Kernel{}, err
 		}
-		if lives {
+		if old != nil && old.State != agentapi.KernelDead {
 			return agentapi.Kernel{}, fault.New(fault.Conflict, "kernel %q is there already", name)
 		}
-		return m.makeKernel(ctx, e, name, spec.Cwd)
+		return m.addKernel(ctx, e, agentapi.KernelStartParams{
+			Kernel: name, Language: cmp.Or(spec.Language, kernelLanguage), Cwd: spec.Cwd,
+		})
 	})
+}
+
+// addKernel makes a kernel that was not there before. One whose asker does not hear of it is ended: nobody else knows its
+// name, while one that takes another's place is there for whoever runs the next cell.
+func (m *Manager) addKernel(ctx context.Context, e *entry, params agentapi.KernelStartParams) (_ agentapi.Kernel, err error) {
+	client := m.client(e, nil)
+	warm, err := m.bearKernel(ctx, client, e.id, params)
+	if err != nil {
+		return agentapi.Kernel{}, err
+	}
+	defer func() {
+		if err != nil {
+			endKernel(ctx, client, params.Kernel)
+		}
+	}()
+	return m.awaitKernel(ctx, client, e.id, params, warm)
 }
 
 // RestartKernel replaces a kernel, living or dead, by a fresh one.
 func (m *Manager) RestartKernel(ctx context.Context, p auth.Principal, id, name string) (agentapi.Kernel, error) {
 	return m.kernel(ctx, p, id, name, func(e *entry) (agentapi.Kernel, error) {
+		old, err := m.findKernel(ctx, e, name)
+		if err != nil {
+			return agentapi.Kernel{}, err
+		}
 		if err := m.client(e, nil).KernelStop(ctx, agentapi.KernelParams{Kernel: name}); err != nil && !fault.Is(err, fault.Gone) {
 			return agentapi.Kernel{}, err
 		}
-		return m.makeKernel(ctx, e, name, "")
+		return m.makeKernel(ctx, m.client(e, nil), e.id, m.like(old, name))
 	})
 }
 
@@ -224,49 +243,117 @@ func (m *Manager) replaceKernel(ctx context.Context, e *entry, name string) erro
 		return err
 	}
 	defer unlock()
-	lives, err := m.kernelLives(ctx, e, name)
-	if err != nil || lives {
+	old, err := m.findKernel(ctx, e, name)
+	if err != nil || old != nil && old.State != agentapi.KernelDead {
 		return err
 	}
-	_, err = m.makeKernel(ctx, e, name, "")
+	_, err = m.makeKernel(ctx, m.client(e, nil), e.id, m.like(old, name))
 	return err
 }
 
-func (m *Manager) kernelLives(ctx context.Context, e *entry, name string) (bool, error) {
+// findKernel is nil where there is no kernel of that name, not even a dead one.
+func (m *Manager) findKernel(ctx context.Context, e *entry, name string) (*agentapi.Kernel, error) {
 	kernels, err := m.client(e, nil).Kernels(ctx)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	for _, k := range kernels {
-		if k.Name == name && k.State != agentapi.KernelDead {
-			return true, nil
+	for i := range kernels {
+		if kernels[i].Name == name {
+			return &kernels[i], nil
 		}
 	}
-	return false, nil
+	return nil, nil
 }
 
-// makeKernel asks the driver for a warm kernel and the agent for a cold one where there is none.
-func (m *Manager) makeKernel(ctx context.Context, e *entry, name, cwd string) (agentapi.Kernel, error) {
-	client := m.client(e, nil)
-	warm := cwd == "" && m.driver.Caps().WarmKernels
-	var err error
+// like asks for a kernel that takes the place of another.
+func (m *Manager) like(old *agentapi.Kernel, name string) agentapi.KernelStartParams {
+	params := agentapi.KernelStartParams{Kernel: name, Language: kernelLanguage}
+	if old != nil {
+		params.Language, params.Cwd = cmp.Or(old.Language, kernelLanguage), old.Cwd
+	}
+	return params
+}
+
+// makeKernel makes a kernel and returns it when it takes cells.
+func (m *Manager) makeKernel(ctx context.Context, client *agentapi.Client, id string, params agentapi.KernelStartParams) (agentapi.Kernel, error) {
+	warm, err := m.bearKernel(ctx, client, id, params)
+	if err != nil {
+		return agentapi.Kernel{}, err
+	}
+	return m.awaitKernel(ctx, client, id, params, warm)
+}
+
+// bearKernel asks the driver for a warm kernel and the agent for a cold one where there is none. It does so to the end
+// although its caller may have left: whether there is a kernel now would be known to nobody otherwise.
+func (m *Manager) bearKernel(ctx context.Context, client *agentapi.Client, id string, params agentapi.KernelStartParams) (warm bool, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleFor)
+	defer cancel()
+	warm = params.Language == kernelLanguage && m.driver.Caps().WarmKernels
 	if warm {
-		err = m.driver.Kernel(ctx, e.id, name)
+		err = m.driver.Kernel(ctx, id, params.Kernel)
 	}
 	if !warm || fault.Is(err, fault.Unsupported) {
-		_, err = client.KernelStart(ctx, agentapi.KernelStartParams{Kernel: name, Language: kernelLanguage, Cwd: cwd})
+		warm = false
+		_, err = client.KernelStart(ctx, params)
 	}
 	if err != nil {
-		return agentapi.Kernel{}, fmt.Errorf("start kernel %s in sandbox %s: %w", name, e.id, err)
+		return false, fmt.Errorf("start kernel %s in sandbox %s: %w", params.Kernel, id, err)
 	}
+	return warm, nil
+}
+
+// awaitKernel returns a kernel when it takes cells where it was asked to be.
+func (m *Manager) awaitKernel(ctx context.Context, client *agentapi.Client, id string, params agentapi.KernelStartParams, warm bool) (agentapi.Kernel, error) {
+	name := params.Kernel
 	k, err := client.KernelWait(ctx, agentapi.KernelParams{Kernel: name})
 	if err != nil {
-		return agentapi.Kernel{}, fmt.Errorf("wait for kernel %s in sandbox %s: %w", name, e.id, err)
+		return agentapi.Kernel{}, fmt.Errorf("wait for kernel %s in sandbox %s: %w", name, id, err)
 	}
 	if k.State == agentapi.KernelDead {
 		return agentapi.Kernel{}, fault.New(fault.Unavailable, "kernel %q died while it started: %s", name, k.Message)
 	}
+	if warm && params.Cwd != "" && params.Cwd != k.Cwd {
+		return moveKernel(ctx, client, name, params.Cwd)
+	}
 	return k, nil
+}
+
+// endKernel ends a kernel that is not what was asked for. The caller's context may be what failed; the error that is told
+// says why there is no kernel.
+func endKernel(ctx context.Context, client *agentapi.Client, name string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleFor)
+	defer cancel()
+	_ = client.KernelStop(ctx, agentapi.KernelParams{Kernel: name})
+}
+
+// moveKernel gives a warm kernel a working directory of its own: it was born in the sandbox's. One that cannot go there is
+// ended.
+func moveKernel(ctx context.Context, client *agentapi.Client, name, cwd string) (_ agentapi.Kernel, err error) {
+	defer func() {
+		if err != nil {
+			endKernel(ctx, client, name)
+		}
+	}()
+	path, err := json.Marshal(cwd) // JSON's strings are Python's
+	if err != nil {
+		return agentapi.Kernel{}, fault.Wrap(fault.Invalid, err, "working directory %.200q", cwd)
+	}
+	stream, err := client.Run(ctx, agentapi.RunParams{Kernel: name, Code: "__import__('os').chdir(" + string(path) + ")", Silent: true})
+	if err != nil {
+		return agentapi.Kernel{}, err
+	}
+	for event, eventErr := range stream.Events() {
+		if err = eventErr; err == nil && event.Type == agentapi.EventError {
+			err = fault.New(fault.Invalid, "working directory %.200q: %s", cwd, event.Error.Value)
+		}
+		if err != nil {
+			break
+		}
+	}
+	if err != nil {
+		return agentapi.Kernel{}, err
+	}
+	return client.KernelWait(ctx, agentapi.KernelParams{Kernel: name, Cwd: cwd})
 }
 
 func (e *entry) lockKernels(ctx context.Context) (unlock func(), err error) {
@@ -318,6 +405,12 @@ func (m *Manager) client(e *entry, closed func()) *agentapi.Client {
 			}
 		})}, nil
 	})
+}
+
+// direct dials past the Manager's own account of the sandbox: for what the Manager does to one between two states, while it
+// holds the lock of changes.
+func (m *Manager) direct(e *entry) *agentapi.Client {
+	return agentapi.NewClient(func(ctx context.Context) (net.Conn, error) { return m.driver.Dial(ctx, e.id) })
 }
 
 // usedConn counts as use of its sandbox until it is closed.

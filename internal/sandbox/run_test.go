@@ -3,6 +3,7 @@ package sandbox_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -238,10 +239,10 @@ func TestKernels(t *testing.T) {
 			_, err = w.RestartKernel(t.Context(), acme, id, "second")
 			wantKind(t, err, fault.NotFound)
 		},
-		"a kernel with its own directory is started by the agent": func(t *testing.T, w *world) {
+		"a warm kernel with its own directory is born and then moved": func(t *testing.T, w *world) {
 			w.driver.caps.WarmKernels = true
 			k, err := w.StartKernel(t.Context(), acme, w.create(sandbox.Spec{}).ID, sandbox.KernelSpec{Name: "second", Cwd: "/tmp"})
-			if err != nil || k.Cwd != "/tmp" || w.driver.count("kernel") != 0 {
+			if err != nil || k.Cwd != "/tmp" || w.driver.count("kernel") != 1 || w.driver.count("op run") != 1 {
 				t.Fatalf("%+v, %v", k, err)
 			}
 		},
@@ -269,11 +270,56 @@ func TestKernels(t *testing.T) {
 				t.Fatalf("%+v, %v", two, err)
 			}
 		},
-		"a kernel of another language is not supported": func(t *testing.T, w *world) {
-			_, err := w.StartKernel(t.Context(), acme, w.create(sandbox.Spec{}).ID, sandbox.KernelSpec{Language: "r"})
-			if wantKind(t, err, fault.Unsupported); !strings.Contains(fault.Message(err), "kernels speak python") {
-				t.Fatalf("the sentence is %q", fault.Message(err))
+		"a kernel of another language is the agent's to start, and to start again": func(t *testing.T, w *world) {
+			w.driver.caps.WarmKernels = true
+			id := w.create(sandbox.Spec{}).ID
+			k, err := w.StartKernel(t.Context(), acme, id, sandbox.KernelSpec{Name: "js", Language: "javascript", Cwd: "/tmp"})
+			if err != nil || k.Language != "javascript" {
+				t.Fatalf("%+v, %v", k, err)
 			}
+			if k, err = w.RestartKernel(t.Context(), acme, id, "js"); err != nil || k.Language != "javascript" || k.Cwd != "/tmp" {
+				t.Fatalf("%+v, %v", k, err)
+			}
+			w.driver.setKernel(id, agentapi.Kernel{Name: "js", Language: "javascript", Cwd: "/tmp", State: agentapi.KernelDead})
+			for _, err := range w.Run(t.Context(), acme, id, agentapi.RunParams{Kernel: "js", Code: "1"}) {
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			if w.driver.count("op kernel_start") != 3 || w.driver.count("kernel") != 0 {
+				t.Fatalf("the agent started %d, the driver %d", w.driver.count("op kernel_start"), w.driver.count("kernel"))
+			}
+		},
+		"a caller who leaves leaves no kernel": func(t *testing.T, w *world) {
+			id := w.create(sandbox.Spec{}).ID
+			for _, c := range []struct {
+				at   string
+				warm bool
+			}{{"op kernel_start", false}, {"op kernel_wait", false}, {"kernel", true}, {"op kernel_wait", true}, {"op run", true}} {
+				w.driver.caps.WarmKernels = c.warm
+				ctx := w.leavesAt(c.at)
+				_, err := w.StartKernel(ctx, acme, id, sandbox.KernelSpec{Cwd: "/tmp"})
+				if ctx.Err() == nil || err == nil {
+					t.Fatalf("%+v: the caller did not leave: %v", c, err)
+				}
+				if names := w.driver.kernelNames(id); !slices.Equal(names, []string{agentapi.DefaultKernel}) {
+					t.Errorf("%+v: there are %v", c, names)
+				}
+			}
+		},
+		"a caller who leaves a kernel that is replaced leaves it to others": func(t *testing.T, w *world) {
+			id := w.create(sandbox.Spec{}).ID
+			if _, err := w.run(id, agentapi.RunParams{Code: "die"}); err != nil {
+				t.Fatal(err)
+			}
+			for _, err := range w.Run(w.leavesAt("op kernel_wait"), acme, id, agentapi.RunParams{Code: "1"}) {
+				if err == nil {
+					t.Fatal("the caller did not leave")
+				}
+			}
+			w.driver.failWith(nil)
+			got, err := w.run(id, agentapi.RunParams{Code: "1"})
+			wantTypes(t, got, err, plain...)
 		},
 		"a wrong name is invalid": func(t *testing.T, w *world) {
 			id := w.create(sandbox.Spec{}).ID
@@ -282,6 +328,26 @@ func TestKernels(t *testing.T) {
 			wantKind(t, w.StopKernel(t.Context(), acme, id, ""), fault.Invalid)
 		},
 	})
+}
+
+// leavesAt is the context of a caller who leaves while the driver, or the agent, does an operation.
+func (w *world) leavesAt(operation string) context.Context {
+	ctx, leave := context.WithCancel(w.t.Context())
+	w.t.Cleanup(leave)
+	w.driver.failWith(func(op string, _ int) error {
+		if op == operation {
+			leave()
+			time.Sleep(time.Second) // until everybody has noticed
+		}
+		return nil
+	})
+	return ctx
+}
+
+func (d *fakeDriver) kernelNames(id string) []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Sorted(maps.Keys(d.boxes[id].kernels))
 }
 
 func TestMany(t *testing.T) {

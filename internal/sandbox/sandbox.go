@@ -44,7 +44,7 @@ func (s State) usable() bool {
 // Known reports whether s is one of the states.
 func (s State) Known() bool { return s == StateEnded || s.Living() }
 
-// IdleAction is what happens to a sandbox that nobody used for its idle timeout.
+// IdleAction is what happens to a sandbox that nobody used for its idle timeout, or whose lifetime has passed.
 type IdleAction string
 
 // The idle actions.
@@ -61,11 +61,17 @@ type Spec struct {
 	Lifetime       time.Duration     `json:"lifetime,omitempty"`        // zero: the server's default; negative: none, where allowed
 	IdleTimeout    time.Duration     `json:"idle_timeout,omitempty"`    // zero: the server's default; negative: none
 	IdleAction     IdleAction        `json:"idle_action,omitempty"`
-	AutoResume     bool              `json:"auto_resume,omitempty"` // a use of it resumes it when it is paused
+	DeadlineAction IdleAction        `json:"deadline_action,omitempty"` // at the end of its lifetime; kill by default
+	ColdPause      bool              `json:"cold_pause,omitempty"`      // a pause at its deadline keeps only files
+	AutoResume     bool              `json:"auto_resume,omitempty"`     // a use of it resumes it when it is paused
+	ResumeLifetime time.Duration     `json:"resume_lifetime,omitempty"` // for how long such a use does; zero: for what was left
 	Limits         template.Limits   `json:"limits,omitzero"`
 	Metadata       map[string]string `json:"metadata,omitempty"`
+	Annotations    map[string]string `json:"annotations,omitempty"` // what a dialect keeps with it; no other one shows them
 	Env            map[string]string `json:"env,omitempty"`
-	Network        *policy.Network   `json:"network,omitempty"`
+	IDEnv          string            `json:"id_env,omitempty"`         // name of an environment variable that has the sandbox's id
+	Network        *policy.Network   `json:"network,omitempty"`        // nil: the server's default
+	NarrowNetwork  bool              `json:"narrow_network,omitempty"` // Network opens nothing that the server's default closes
 	Storage        Storage           `json:"storage,omitempty"`
 }
 
@@ -85,10 +91,15 @@ type Sandbox struct {
 	LastUsed       time.Time         `json:"last_used,omitzero"`
 	IdleTimeout    time.Duration     `json:"idle_timeout,omitempty"` // zero: none
 	IdleAction     IdleAction        `json:"idle_action"`
+	DeadlineAction IdleAction        `json:"deadline_action,omitempty"`
+	ColdPause      bool              `json:"cold_pause,omitempty"`
+	Cold           bool              `json:"cold,omitempty"` // while it is paused: its processes have ended, its files are kept
 	AutoResume     bool              `json:"auto_resume,omitempty"`
+	ResumeLifetime time.Duration     `json:"resume_lifetime,omitempty"`
 	ForkedFrom     string            `json:"forked_from,omitempty"` // id of the sandbox it is a copy of
 	Limits         template.Limits   `json:"limits"`
 	Metadata       map[string]string `json:"metadata,omitempty"`
+	Annotations    map[string]string `json:"annotations,omitempty"`
 	Network        policy.Network    `json:"network"`
 	Storage        Storage           `json:"storage"`
 	Cause          Cause             `json:"cause,omitempty"`         // from stopping on
@@ -96,14 +107,29 @@ type Sandbox struct {
 	Usage          Usage             `json:"usage,omitzero"`          // of its whole life, once it has ended
 }
 
+// pausesAtDeadline reports whether its lifetime ends in a pause. Then its driver has no deadline while it runs: the driver
+// could only end it.
+func (sb *Sandbox) pausesAtDeadline() bool { return sb.DeadlineAction == IdlePause }
+
+// wakes reports whether a use resumes it. What its callers left in a cold one is not there any more.
+func (sb *Sandbox) wakes() bool { return sb.State == StatePaused && sb.AutoResume && !sb.Cold }
+
 // ListQuery chooses among a tenant's sandboxes; an empty field chooses all.
 type ListQuery struct {
 	States   []State
 	Metadata map[string]string // every pair must match
 	Template string
-	Key      string
-	Limit    int    // zero: DefaultPage; at most MaxPage
-	Cursor   string // Page.Next of the page before
+	// TemplateIn names an annotation in which a dialect keeps its own word for the template: Template is compared with that,
+	// and with the domain's name of it where a sandbox has no such annotation.
+	TemplateIn string
+	Key        string
+	Without    string // name of an annotation that they do not have
+	// StartedAfter leaves out what was created earlier; Ascending turns the order round.
+	StartedAfter time.Time
+	Ascending    bool
+
+	Limit  int    // zero: DefaultPage; at most MaxPage
+	Cursor string // Page.Next of the page before
 }
 
 // The sizes of a page.
@@ -112,7 +138,7 @@ const (
 	MaxPage     = 1000
 )
 
-// Page is a part of a listing, newest first.
+// Page is a part of a listing.
 type Page struct {
 	Items []Sandbox `json:"items"`
 	Next  string    `json:"next,omitempty"` // empty: this was the last

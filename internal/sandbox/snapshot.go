@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"fmt"
+	"path"
 	"regexp"
 	"time"
 
@@ -19,13 +20,46 @@ const maxDescription = 1 << 10
 // templateName is the rule of template definitions.
 var templateName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
 
+// userName is what a system of ours takes for one.
+var userName = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
+
+func checkUser(name string) error {
+	if name != "" && !userName.MatchString(name) {
+		return fault.New(fault.Invalid, "%.40q is not a name for a user", name)
+	}
+	return nil
+}
+
+func checkWorkdir(dir string) error {
+	if dir != "" && (!path.IsAbs(dir) || path.Clean(dir) != dir) {
+		return fault.New(fault.Invalid, "the working directory %.100q is not an absolute path", dir)
+	}
+	return checkName("working directory", dir, maxDescription)
+}
+
+// SnapshotSpec is what a template made of a sandbox's files is called and what it gives its sandboxes beyond files.
+type SnapshotSpec struct {
+	Name, Description string
+	Env               map[string]string // above the template's own
+	User, Workdir     string            // empty: the template's
+}
+
 // Snapshot makes a template of a sandbox's files, which belongs to the caller's tenant. The sandbox goes on; a paused one
 // stays paused.
 func (m *Manager) Snapshot(ctx context.Context, p auth.Principal, id, name, description string) (*template.Template, error) {
+	return m.SnapshotAs(ctx, p, id, SnapshotSpec{Name: name, Description: description})
+}
+
+// SnapshotAs is Snapshot of a template with defaults of its own.
+func (m *Manager) SnapshotAs(ctx context.Context, p auth.Principal, id string, spec SnapshotSpec) (*template.Template, error) {
+	name, description := spec.Name, spec.Description
 	if !templateName.MatchString(name) {
 		return nil, fault.New(fault.Invalid, "template name %.70q: use up to 63 lower-case letters, digits, '.', '_' and '-', a letter or digit first", name)
 	}
 	if err := checkName("description", description, maxDescription); err != nil {
+		return nil, err
+	}
+	if err := firstError(checkEnv(spec.Env), checkUser(spec.User), checkWorkdir(spec.Workdir)); err != nil {
 		return nil, err
 	}
 	e, leave, err := m.enterUsable(ctx, p, id)
@@ -43,7 +77,9 @@ func (m *Manager) Snapshot(ctx context.Context, p auth.Principal, id, name, desc
 	defer m.hold(e)()
 	ctx, cancel := context.WithTimeout(ctx, snapshotFor)
 	defer cancel()
-	t, err := m.driver.Snapshot(ctx, SnapshotRequest{ID: id, Tenant: p.Tenant, Name: name, Description: description})
+	t, err := m.driver.Snapshot(ctx, SnapshotRequest{
+		ID: id, Tenant: p.Tenant, Name: name, Description: description, Env: spec.Env, User: spec.User, Workdir: spec.Workdir,
+	})
 	if err != nil {
 		return nil, m.whyGone(ctx, e, fmt.Errorf("snapshot of sandbox %s: %w", id, err))
 	}

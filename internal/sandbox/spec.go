@@ -29,6 +29,8 @@ const (
 	maxKey           = 128
 	maxIdempotency   = 255
 	maxTemplate      = 128
+	maxAnnotations   = 16
+	maxAnnotation    = 64 << 10
 )
 
 // The least that a sandbox can start with: below it the agent itself does not fit.
@@ -59,7 +61,7 @@ func (s Spec) validate() error {
 	if err := checkMetadata(s.Metadata); err != nil {
 		return err
 	}
-	if err := checkEnv(s.Env); err != nil {
+	if err := firstError(checkAnnotations(s.Annotations), checkEnv(s.Env), checkIDEnv(s.IDEnv)); err != nil {
 		return err
 	}
 	switch s.Storage {
@@ -67,15 +69,24 @@ func (s Spec) validate() error {
 	default:
 		return fault.New(fault.Invalid, "unknown storage %q: use %s, %s or %s", s.Storage, StorageVolatile, StorageDurable, StorageTmpfs)
 	}
-	switch s.IdleAction {
-	case "", IdleKill, IdlePause:
-	default:
-		return fault.New(fault.Invalid, "unknown idle action %.40q: use %s or %s", s.IdleAction, IdleKill, IdlePause)
+	if err := firstError(checkAction("idle", s.IdleAction), checkAction("deadline", s.DeadlineAction)); err != nil {
+		return err
+	}
+	if s.ResumeLifetime < 0 {
+		return fault.New(fault.Invalid, "the lifetime after a resume cannot be negative")
 	}
 	if s.Network != nil {
 		return s.Network.Validate()
 	}
 	return nil
+}
+
+func checkAction(what string, a IdleAction) error {
+	switch a {
+	case "", IdleKill, IdlePause:
+		return nil
+	}
+	return fault.New(fault.Invalid, "unknown %s action %.40q: use %s or %s", what, a, IdleKill, IdlePause)
 }
 
 // digest tells two Specs under one idempotency key apart.
@@ -116,6 +127,29 @@ func checkMetadata(metadata map[string]string) error {
 		case !utf8.ValidString(k), !utf8.ValidString(v):
 			return fault.New(fault.Invalid, "metadata key %q or its value is not UTF-8", k)
 		}
+	}
+	return nil
+}
+
+// checkAnnotations bounds what a dialect keeps with a sandbox, since some of it is its caller's.
+func checkAnnotations(annotations map[string]string) error {
+	if len(annotations) > maxAnnotations {
+		return fault.New(fault.Invalid, "%d annotations are too many; at most %d are allowed", len(annotations), maxAnnotations)
+	}
+	for k, v := range annotations {
+		switch {
+		case len(v) > maxAnnotation:
+			return fault.New(fault.Invalid, "annotation %.40q has %d bytes; at most %d are allowed", k, len(v), maxAnnotation)
+		case k == "" || len(k) > maxMetadataKey || !utf8.ValidString(k) || !utf8.ValidString(v):
+			return fault.New(fault.Invalid, "annotation %.40q: its name or its value is not text of the right size", k)
+		}
+	}
+	return nil
+}
+
+func checkIDEnv(name string) error {
+	if name != "" && !envName.MatchString(name) {
+		return fault.New(fault.Invalid, "%.60q is not a name for an environment variable", name)
 	}
 	return nil
 }
@@ -223,12 +257,20 @@ func (c Config) lifetime(asked time.Duration) (time.Duration, error) {
 	return d, nil
 }
 
+// atMost lowers a lifetime that nobody insists on to the maximum.
+func (c Config) atMost(d time.Duration) time.Duration {
+	if c.MaxLifetime > 0 {
+		return min(d, c.MaxLifetime)
+	}
+	return d
+}
+
 // checkNetwork refuses a policy that the driver would not keep: silence would be a hole.
 func checkNetwork(n policy.Network, caps Caps) error {
 	if err := n.Validate(); err != nil {
 		return err
 	}
-	open := n.Mode == policy.Internet && len(n.Deny) == 0
+	open := n.Mode == policy.Internet && len(n.Deny) == 0 // and so is what it allows
 	if !open && !caps.Network {
 		return fault.New(fault.Unsupported, "the %s driver cannot restrict a sandbox's network", caps.Name)
 	}

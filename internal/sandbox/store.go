@@ -15,6 +15,14 @@ type Record struct {
 	Unspent time.Duration
 }
 
+// Document is a small text that a dialect keeps beside sandboxes, under a name of its own, and understands alone.
+type Document struct {
+	ID      string
+	Body    []byte
+	Created time.Time // by the first put of this id
+	Updated time.Time // by the last
+}
+
 // Store keeps sandboxes and their events over the life of a server; storetest has its contract as tests.
 // Times are exact to a microsecond.
 type Store interface {
@@ -28,8 +36,9 @@ type Store interface {
 	Get(ctx context.Context, id string) (Record, error)
 	// Living returns every sandbox that has not ended, oldest first.
 	Living(ctx context.Context) ([]Record, error)
-	// List returns a page of a tenant's sandboxes, newest first. A cursor stays good while rows come and go;
-	// one that it never gave out is fault.Invalid.
+	// List returns a page of a tenant's sandboxes by the time of their creation, newest first unless the query is
+	// Ascending; those of one moment by their ids. A cursor stays good while rows come and go; one that it never gave out
+	// is fault.Invalid.
 	List(ctx context.Context, tenant string, q ListQuery) (Page, error)
 	// Events returns up to limit of a tenant's events after a sequence number, oldest first; an event that
 	// appears later has a higher number than all before it.

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,16 +16,17 @@ import (
 
 const columns = `id, tenant, template, template_digest, key, idempotency_key, spec_digest, boot_id, state,
 	created_at, started_at, deadline, ended_at, last_used, idle_timeout, limits, metadata, network, storage,
-	cause, cause_message, usage, forked_from, auto_resume, idle_action, paused_at, unspent`
+	cause, cause_message, usage, forked_from, auto_resume, idle_action, paused_at, unspent,
+	annotations, deadline_action, cold_pause, cold, resume_lifetime`
 
 const (
 	insertQuery = `INSERT INTO sandboxes (` + columns + `)
 		VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22,
-		?23, ?24, ?25, ?26, ?27)`
+		?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32)`
 	// What never changes in a life is not written again; the arguments are those of insertQuery.
 	saveQuery = `UPDATE sandboxes SET boot_id = ?8, state = ?9, started_at = ?11, deadline = ?12, ended_at = ?13,
 		last_used = ?14, idle_timeout = ?15, limits = ?16, metadata = ?17, network = ?18, cause = ?20,
-		cause_message = ?21, usage = ?22, auto_resume = ?24, paused_at = ?26, unspent = ?27
+		cause_message = ?21, usage = ?22, auto_resume = ?24, paused_at = ?26, unspent = ?27, annotations = ?28, cold = ?31
 		WHERE id = ?1 AND state <> 'ended'`
 	stateQuery = `SELECT state FROM sandboxes WHERE id = ?1`
 	getQuery   = `SELECT ` + columns + ` FROM sandboxes WHERE id = ?1`
@@ -125,7 +125,8 @@ func (s *Store) Living(ctx context.Context) ([]sandbox.Record, error) {
 	return records, nil
 }
 
-// List returns a page of a tenant's sandboxes, newest first. A cursor is the seq of the last row of its page.
+// List returns a page of a tenant's sandboxes. A cursor is the time and the id of the last row of its page, which never
+// change.
 func (s *Store) List(ctx context.Context, tenant string, q sandbox.ListQuery) (sandbox.Page, error) {
 	limit := q.Limit
 	if limit <= 0 {
@@ -136,13 +137,17 @@ func (s *Store) List(ctx context.Context, tenant string, q sandbox.ListQuery) (s
 		return sandbox.Page{}, err
 	}
 	args = append(args, limit+1)
-	page, last := sandbox.Page{Items: []sandbox.Sandbox{}}, int64(0)
-	err = s.query(ctx, `SELECT `+columns+`, seq FROM sandboxes WHERE `+where+` ORDER BY seq DESC LIMIT ?`, args, func(rows *sql.Rows) error {
+	order := "created_at DESC, id"
+	if q.Ascending {
+		order = "created_at, id"
+	}
+	page := sandbox.Page{Items: []sandbox.Sandbox{}}
+	err = s.query(ctx, `SELECT `+columns+` FROM sandboxes WHERE `+where+` ORDER BY `+order+` LIMIT ?`, args, func(rows *sql.Rows) error {
 		if len(page.Items) == limit { // there is one more, so there is a next page
-			page.Next = strconv.FormatInt(last, 36)
+			page.Next = cursorOf(page.Items[limit-1])
 			return nil
 		}
-		r, err := scan(withSeq{rows, &last})
+		r, err := scan(rows)
 		page.Items = append(page.Items, r.Sandbox)
 		return err
 	})
@@ -152,6 +157,19 @@ func (s *Store) List(ctx context.Context, tenant string, q sandbox.ListQuery) (s
 	return page, nil
 }
 
+func cursorOf(sb sandbox.Sandbox) string {
+	return strconv.FormatInt(micros(sb.CreatedAt), 36) + "." + sb.ID
+}
+
+func parseCursor(cursor string) (at int64, id string, err error) {
+	text, id, ok := strings.Cut(cursor, ".")
+	at, err = strconv.ParseInt(text, 36, 64)
+	if !ok || err != nil || at <= 0 || id == "" || text != strconv.FormatInt(at, 36) {
+		return 0, "", fault.New(fault.Invalid, "the cursor %.40q is not one that was given out", cursor)
+	}
+	return at, id, nil
+}
+
 func listWhere(tenant string, q sandbox.ListQuery) (where string, args []any, err error) {
 	terms, args := []string{"tenant = ?"}, []any{tenant}
 	add := func(term string, values ...any) {
@@ -159,11 +177,19 @@ func listWhere(tenant string, q sandbox.ListQuery) (where string, args []any, er
 		args = append(args, values...)
 	}
 	if q.Cursor != "" {
-		before, err := strconv.ParseInt(q.Cursor, 36, 64)
-		if err != nil || before <= 0 {
-			return "", nil, fault.New(fault.Invalid, "the cursor %.40q is not one that was given out", q.Cursor)
+		at, id, err := parseCursor(q.Cursor)
+		if err != nil {
+			return "", nil, err
 		}
-		add("seq < ?", before)
+		// The first comparison is implied by the second; it is there for the index.
+		if q.Ascending {
+			add("created_at >= ? AND (created_at > ? OR id > ?)", at, at, id)
+		} else {
+			add("created_at <= ? AND (created_at < ? OR id > ?)", at, at, id)
+		}
+	}
+	if !q.StartedAfter.IsZero() {
+		add("created_at >= ?", micros(q.StartedAfter))
 	}
 	if len(q.States) > 0 {
 		marks := make([]string, 0, len(q.States))
@@ -173,11 +199,18 @@ func listWhere(tenant string, q sandbox.ListQuery) (where string, args []any, er
 		}
 		terms = append(terms, "state IN ("+strings.Join(marks, ", ")+")")
 	}
-	if q.Template != "" {
+	switch {
+	case q.Template == "":
+	case q.TemplateIn == "":
 		add("template = ?", q.Template)
+	default:
+		add("COALESCE((SELECT t.value FROM json_each(annotations) AS t WHERE t.key = ?), template) = ?", q.TemplateIn, q.Template)
 	}
 	if q.Key != "" {
 		add("key = ?", q.Key)
+	}
+	if q.Without != "" {
+		add("NOT EXISTS (SELECT 1 FROM json_each(annotations) AS a WHERE a.key = ?)", q.Without)
 	}
 	for k, v := range q.Metadata {
 		add("EXISTS (SELECT 1 FROM json_each(metadata) AS m WHERE m.key = ? AND m.value = ?)", k, v)
@@ -259,8 +292,8 @@ func (s *Store) query(ctx context.Context, query string, args []any, each func(*
 
 // row is a record as the arguments of insertQuery and saveQuery.
 func row(r sandbox.Record) ([]any, error) {
-	var texts [4]string
-	for i, v := range []any{r.Limits, r.Metadata, r.Network, r.Usage} {
+	var texts [5]string
+	for i, v := range []any{r.Limits, r.Metadata, r.Network, r.Usage, r.Annotations} {
 		b, err := json.Marshal(v)
 		if err != nil {
 			return nil, fmt.Errorf("encode sandbox %s: %w", r.ID, err)
@@ -272,26 +305,20 @@ func row(r sandbox.Record) ([]any, error) {
 		micros(r.CreatedAt), micros(r.StartedAt), micros(r.Deadline), micros(r.EndedAt), micros(r.LastUsed), int64(r.IdleTimeout),
 		texts[0], texts[1], texts[2], string(r.Storage), string(r.Cause), r.CauseMessage, texts[3],
 		r.ForkedFrom, r.AutoResume, string(r.IdleAction), micros(r.PausedAt), int64(r.Unspent),
+		texts[4], string(r.DeadlineAction), r.ColdPause, r.Cold, int64(r.ResumeLifetime),
 	}, nil
 }
 
 type scanner interface{ Scan(dest ...any) error }
 
-// withSeq scans one column more than a record has.
-type withSeq struct {
-	scanner
-	seq *int64
-}
-
-func (w withSeq) Scan(dest ...any) error { return w.scanner.Scan(append(slices.Clip(dest), w.seq)...) }
-
 func scan(from scanner) (sandbox.Record, error) {
 	var r sandbox.Record
 	var created, started, deadline, ended, used, idle, paused int64
-	var limits, metadata, network, usage []byte
+	var limits, metadata, network, usage, annotations []byte
 	err := from.Scan(&r.ID, &r.Tenant, &r.Template, &r.TemplateDigest, &r.Key, &r.IdempotencyKey, &r.SpecDigest, &r.BootID, &r.State,
 		&created, &started, &deadline, &ended, &used, &idle, &limits, &metadata, &network, &r.Storage,
-		&r.Cause, &r.CauseMessage, &usage, &r.ForkedFrom, &r.AutoResume, &r.IdleAction, &paused, &r.Unspent)
+		&r.Cause, &r.CauseMessage, &usage, &r.ForkedFrom, &r.AutoResume, &r.IdleAction, &paused, &r.Unspent,
+		&annotations, &r.DeadlineAction, &r.ColdPause, &r.Cold, &r.ResumeLifetime)
 	if err != nil {
 		return sandbox.Record{}, err
 	}
@@ -301,7 +328,7 @@ func scan(from scanner) (sandbox.Record, error) {
 	for _, f := range []struct {
 		text []byte
 		to   any
-	}{{limits, &r.Limits}, {metadata, &r.Metadata}, {network, &r.Network}, {usage, &r.Usage}} {
+	}{{limits, &r.Limits}, {metadata, &r.Metadata}, {network, &r.Network}, {usage, &r.Usage}, {annotations, &r.Annotations}} {
 		if err := json.Unmarshal(f.text, f.to); err != nil {
 			return sandbox.Record{}, fmt.Errorf("decode sandbox %s: %w", r.ID, err)
 		}

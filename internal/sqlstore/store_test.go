@@ -103,7 +103,7 @@ func TestOpen(t *testing.T) {
 		want := sandbox.Record{Sandbox: sandbox.Sandbox{
 			ID: "sb1", Tenant: "acme", Template: "python", TemplateDigest: "d1", State: sandbox.StateRunning,
 			CreatedAt: time.UnixMicro(1).UTC(), StartedAt: time.UnixMicro(2).UTC(), Deadline: time.UnixMicro(3).UTC(), LastUsed: time.UnixMicro(4).UTC(),
-			IdleTimeout: 5, IdleAction: sandbox.IdleKill, Metadata: map[string]string{"a": "b"},
+			IdleTimeout: 5, IdleAction: sandbox.IdleKill, DeadlineAction: sandbox.IdleKill, Metadata: map[string]string{"a": "b"},
 			Network: policy.Network{Mode: policy.Internet}, Storage: sandbox.StorageVolatile,
 		}, BootID: "boot-1"}
 		if diff := cmp.Diff(want, got); diff != "" {

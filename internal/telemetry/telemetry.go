@@ -57,7 +57,7 @@ func New(log *slog.Logger) *Observer {
 	o.children = newCounter("cove_fork_children_total", "Sandboxes that were made by forks.")
 	o.fork = newHistogram("cove_fork_seconds", "How long a successful fork took, all its children together.", createBuckets)
 	o.stall = newHistogram("cove_fork_stall_seconds", "How long the parent's kernel took no cell during a fork.", createBuckets)
-	o.pauses = newCounter("cove_pauses_total", "Pauses, by a caller or by the idle clock.", "outcome")
+	o.pauses = newCounter("cove_pauses_total", "Pauses, by a caller, by the idle clock or by a deadline.", "outcome")
 	o.pause = newHistogram("cove_pause_seconds", "How long a successful pause took.", pauseBuckets)
 	o.resumes = newCounter("cove_resumes_total", "Resumes, by a caller or by a use.", "outcome")
 	o.resume = newHistogram("cove_resume_seconds", "How long a successful resume took.", pauseBuckets)

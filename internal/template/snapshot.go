@@ -1,6 +1,7 @@
 package template
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -147,6 +148,9 @@ type NewSnapshot struct {
 	Tenant      string
 	Name        string
 	Description string
+	Env         map[string]string // above From's
+	User        string            // empty, like Workdir: From's
+	Workdir     string
 	Above       int // how many disk images lie above From's layers
 	// Put makes the file of one image: of those above, uppermost first, and then of From's own.
 	Put func(i int, path string) error
@@ -207,7 +211,16 @@ func (s *Store) derive(n NewSnapshot) *record {
 	}
 	made := Snapshot{From: t.Name, Base: t.Name, Digest: t.Digest, Created: time.Now().UTC().Truncate(time.Second)}
 	if t.Snapshot != nil {
-		made.Base, made.Digest = t.Snapshot.Base, t.Snapshot.Digest
+		made.Base, made.Digest, made.Defaults = t.Snapshot.Base, t.Snapshot.Digest, t.Snapshot.Defaults
+	}
+	if len(n.Env) > 0 || n.User != "" || n.Workdir != "" {
+		if made.Defaults == nil {
+			made.Defaults = &Defaults{t.Env, t.User, t.Workdir}
+		}
+		env := map[string]string{}
+		maps.Copy(env, t.Env)
+		maps.Copy(env, n.Env)
+		t.Env, t.User, t.Workdir = env, cmp.Or(n.User, t.User), cmp.Or(n.Workdir, t.Workdir)
 	}
 	t.Name, t.Description, t.Tenant, t.Trees = n.Name, n.Description, n.Tenant, slices.Clone(t.Trees)
 	for i, tree := range t.Trees {

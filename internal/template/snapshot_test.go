@@ -91,6 +91,24 @@ func TestASnapshotLiesAboveItsTemplate(t *testing.T) {
 	}
 }
 
+// What lies below all images is shared by everything that was made from it, so it has nothing of those above.
+func TestASnapshotHasDefaultsOfItsOwn(t *testing.T) {
+	store := open(t, t.TempDir())
+	base := lower(t, store)
+	base.Env, base.Workdir = map[string]string{"A": "1"}, "/home/user"
+	one := add(t, store, template.NewSnapshot{From: base, Tenant: "acme", Name: "one", Env: map[string]string{"B": "2"}, Workdir: "/srv"})
+	two := add(t, store, template.NewSnapshot{From: one, Tenant: "acme", Name: "two", Env: map[string]string{"A": "3"}, User: "bob"})
+	if want := map[string]string{"A": "3", "B": "2"}; !cmp.Equal(want, two.Env) || two.User != "bob" || two.Workdir != "/srv" {
+		t.Errorf("%v %s %s", two.Env, two.User, two.Workdir)
+	}
+	plain := add(t, store, template.NewSnapshot{From: base, Tenant: "acme", Name: "plain"})
+	for _, above := range []*template.Template{one, two, plain} {
+		if below := above.Base(); !cmp.Equal(below, base) {
+			t.Errorf("below %s: %s", above.Name, cmp.Diff(base, below))
+		}
+	}
+}
+
 func TestASnapshotIsItsTenantsAlone(t *testing.T) {
 	store := open(t, t.TempDir())
 	base := lower(t, store)

@@ -31,6 +31,15 @@ type Snapshot struct {
 	Base    string    `json:"base"` // name of the built template below all images
 	Digest  string    `json:"base_digest"`
 	Created time.Time `json:"created"`
+	// What the built template gives its sandboxes, where this one gives something else; nil: it does not.
+	Defaults *Defaults `json:"base_defaults,omitempty"`
+}
+
+// Defaults are what a template gives its sandboxes beyond files.
+type Defaults struct {
+	Env     map[string]string `json:"env,omitempty"`
+	User    string            `json:"user"`
+	Workdir string            `json:"workdir"`
 }
 
 // Tree is one directory tree of the sandbox: an overlay of read-only layers, uppermost first, below a writable layer of
@@ -64,6 +73,9 @@ func (t *Template) Base() *Template {
 	}
 	base, images := *t, len(t.Images())
 	base.Name, base.Digest, base.Description, base.Tenant, base.Snapshot = t.Snapshot.Base, t.Snapshot.Digest, "", "", nil
+	if own := t.Snapshot.Defaults; own != nil {
+		base.Env, base.User, base.Workdir = own.Env, own.User, own.Workdir
+	}
 	base.Trees = slices.Clone(t.Trees)
 	for i := range base.Trees {
 		base.Trees[i].Lower = base.Trees[i].Lower[images:]

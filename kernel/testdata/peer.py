@@ -143,7 +143,7 @@ class Agent:
 class Started(Agent):
     """A kernel that was started by exec, as the agent does it."""
 
-    def __init__(self, python, env=None, cwd=None, plain=False):
+    def __init__(self, python, env=None, cwd=None, plain=False, program=None):
         ours, theirs = socket.socketpair()
         out, out_in = os.pipe()
         err, err_in = os.pipe()
@@ -155,8 +155,9 @@ class Started(Agent):
             os.set_inheritable(3, True)
             os.closerange(4, 4096)
 
-        self.process = subprocess.Popen([python, "-I", os.path.join(KERNEL_DIR, "kernel.py"), "--fd", "3"]
-                                        + ["--plain"] * plain, env=env, cwd=cwd,
+        words = ["-I", "kernel.py", "--fd", "3"] + ["--plain"] * plain if program is None else program
+        words = [os.path.join(KERNEL_DIR, w) if w in ("kernel.py", "node.js") else w for w in words]
+        self.process = subprocess.Popen([python] + words, env=env, cwd=cwd,
                                         stdin=subprocess.DEVNULL, stdout=out_in, stderr=err_in, preexec_fn=arrange,
                                         close_fds=False)
         for fd in (out_in, err_in):

@@ -16,6 +16,7 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from peer import Died, Started  # noqa: E402
 
+DATA, CHART = "application/vnd.cove.data+json", "application/vnd.cove.chart+json"
 SHELL = os.environ.get("COVE_TEST_SHELL", "plain")
 PYTHON = os.environ.get("COVE_TEST_PYTHON") or sys.executable
 
@@ -279,6 +280,15 @@ class Errors(Claims):
         self.assertIn("no standard input", error["value"])
         self.assertNotIn("kernel.py", "\n".join(error["traceback"]))
         self.assertEqual(self.kernel.value("import sys; sys.stdin.read()"), "''")
+
+    def test_lists_and_dicts_are_json_when_that_is_wanted(self):
+        for code, value in (("[1, {'a': None}]", [1, {"a": None}]), ("{'x': [True, 'é'], 3: 0.5}", {"x": [True, "é"], "3": 0.5}),
+                            ("[float('nan'), 1]", [None, 1]), ("[]", [])):
+            data = results(self.kernel.run(code, rich=True))[0]["data"]
+            self.assertEqual(data["application/json"], value)
+            self.assertEqual(results(self.kernel.run(code))[0]["data"].keys(), {"text/plain"})
+        for code in ("[object()]", "a = []; a.append(a); a", "['x' * 2000000]", "(1, 2)", "{1, 2}", "'text'", "7"):
+            self.assertEqual(results(self.kernel.run(code, rich=True))[0]["data"].keys(), {"text/plain"}, code)
 
     def test_await_works_at_top_level(self):
         self.assertEqual(self.kernel.value("import asyncio\nawait asyncio.sleep(0.001)\nawait asyncio.sleep(0, 'v')"), "'v'")
@@ -731,6 +741,49 @@ class WithIPython(Claims):
         kernel.run("%matplotlib inline\n%config InlineBackend.figure_formats = ['svg']")
         shown = results(kernel.run("import matplotlib.pyplot as plt\nplt.plot([1, 2]); None"))
         self.assertIn("<svg", shown[0]["data"]["image/svg+xml"])
+
+    def test_a_figure_is_a_chart_when_that_is_wanted(self):
+        kernel = self.own()
+        kernel.run("import matplotlib.pyplot as plt")
+        with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "charts.json")) as f:
+            cases = json.load(f)
+        for case in cases:
+            with self.subTest(case["name"]):
+                shown = results(kernel.run(case["code"] + "\nNone", rich=True))
+                self.assertEqual(len(shown), 1)
+                chart = shown[0]["data"][CHART]
+                if "x_scale" in chart and "x_ticks" not in case["chart"]:  # where they are differs between matplotlib's versions
+                    chart = {k: v for k, v in chart.items() if "_tick" not in k}
+                self.assertEqual(chart, case["chart"])
+                self.assertIn("image/png", shown[0]["data"])
+        self.assertNotIn(CHART, results(kernel.run("plt.plot([1, 2]); None"))[0]["data"])
+        self.assertEqual(results(kernel.run("plt.axes(); None", rich=True))[0]["data"].keys(), {"text/plain", "image/png"})
+        self.assertNotIn(CHART, results(kernel.run("plt.plot(range(200000)); None", rich=True))[0]["data"])
+
+    def test_a_data_frame_is_data_when_that_is_wanted(self):
+        make = ("import pandas as pd\npd.DataFrame({'n': [1, 2], 'f': [0.5, None], 't': pd.to_datetime(['2024-01-01', None]), 's': ['a', None], "
+                "5: [True, False]})")
+        data = results(self.kernel.run(make, rich=True))[0]["data"]
+        self.assertEqual(data[DATA], {"n": [1, 2], "f": [0.5, None], "t": ["2024-01-01T00:00:00", None], "s": ["a", None], "5": [True, False]})
+        self.assertNotIn(DATA, results(self.kernel.run(make))[0]["data"])
+        shown = results(self.kernel.run(make.replace("pd.DataFrame", "display(pd.DataFrame") + ")", rich=True))
+        self.assertIn(DATA, shown[0]["data"])
+        rows = results(self.kernel.run("pd.DataFrame({'a': range(20000)})", rich=True))[0]["data"][DATA]["a"]
+        self.assertEqual(len(rows), 10000)
+
+    def test_pictures_are_shown_when_that_is_wanted(self):
+        kernel = self.own()
+        kernel.run("import os, tempfile; os.chdir(tempfile.mkdtemp())")
+        make = "from PIL import Image\np = Image.new('RGB', (4, 4), 'red')\n"
+        self.assertEqual(results(kernel.run(make + "p.save('a.png')")), [])
+        for call in ("p.save('b.png')", "p.show()", "p.convert('CMYK').save('c.jpg')"):
+            shown = results(kernel.run(make + call, rich=True))
+            self.assertEqual([base64.b64decode(r["data"]["image/png"])[:4] for r in shown], [b"\x89PNG"], call)
+        self.assertEqual(kernel.value("sorted(os.listdir())"), "['a.png', 'b.png', 'c.jpg']")
+        self.assertEqual(len(results(kernel.run("for i in range(30): p.save('%d.png' % i)", rich=True))), 20)
+        self.assertEqual(results(kernel.run("import io; p.save(io.BytesIO(), 'PNG')", rich=True)), [])
+        shown = results(kernel.run("import matplotlib.pyplot as plt; plt.plot([1]); plt.savefig('f.png'); None", rich=True))
+        self.assertEqual(len(shown), 1)
 
     def test_a_figure_as_value_is_an_image(self):
         shown = results(self.kernel.run("from matplotlib.figure import Figure\nFigure()"))

@@ -125,7 +125,10 @@ func appendString(b, s []byte) []byte {
 func wireEvent(e *agentapi.Event) *client.Event {
 	out := &client.Event{
 		Type: client.EventType(e.Type), Time: e.Time, PID: e.PID, ID: e.ID, Count: e.Count, Message: e.Message,
-		Result: (*client.Result)(e.Result), Error: (*client.CodeError)(e.Error), File: (*client.FileChange)(e.File),
+		Result: (*client.Result)(e.Result), Error: (*client.CodeError)(e.Error),
+	}
+	if e.File != nil {
+		out.File = &client.FileChange{Op: e.File.Op, Path: e.File.Path, IsDir: e.File.IsDir}
 	}
 	if e.End != nil {
 		out.End = wireEnd(e.End)

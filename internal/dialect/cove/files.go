@@ -122,7 +122,7 @@ func (a *API) mkdir(c *call) error {
 		return err
 	}
 	return a.entry(c, func(agent *agentapi.Client) (agentapi.Entry, error) {
-		return agent.Mkdir(c.ctx(), agentapi.MkdirParams(req))
+		return agent.Mkdir(c.ctx(), agentapi.MkdirParams{Path: req.Path, User: req.User, Mode: req.Mode, Parents: req.Parents})
 	})
 }
 
@@ -132,7 +132,7 @@ func (a *API) move(c *call) error {
 		return err
 	}
 	return a.entry(c, func(agent *agentapi.Client) (agentapi.Entry, error) {
-		return agent.Move(c.ctx(), agentapi.MoveParams(req))
+		return agent.Move(c.ctx(), agentapi.MoveParams{From: req.From, To: req.To, User: req.User})
 	})
 }
 

@@ -58,6 +58,41 @@ var pauses = []claim{
 		expectKind(t, b.Driver.Pause(t.Context(), s.id), fault.Unsupported)
 		expectKind(t, b.Driver.Resume(t.Context(), s.id), fault.Unsupported)
 	}},
+	{"a halt ends processes and streams and leaves files", needsNothing, func(t *testing.T, b *bench) {
+		s := b.start(t)
+		s.put(t, "kept", "here")
+		_, next, _ := s.begin(t, t.Context(), sh("sleep 1000"))
+		for range 2 { // the same again is no error
+			if err := s.Halt(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for {
+			if e, err, ok := next(); !ok || err != nil || e.Type == agentapi.EventEnd {
+				break
+			}
+		}
+		if list, err := s.Processes(t.Context()); err != nil || len(list) != 0 {
+			t.Errorf("processes %v, %v", list, err)
+		}
+		if got := s.get(t, agentapi.ReadParams{Path: "kept"}); got != "here" {
+			t.Errorf("the file has %q", got)
+		}
+	}},
+	{"a halt ends kernels, and another can be made", needsPython, func(t *testing.T, b *bench) {
+		s := b.start(t)
+		s.cell(t, "x = 1")
+		if err := s.Halt(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if list, err := s.Kernels(t.Context()); err != nil || len(list) != 0 {
+			t.Errorf("kernels %v, %v", list, err)
+		}
+		s.replace(t, agentapi.DefaultKernel)
+		if got := s.cell(t, "print('x' in globals())").stdout; got != "False\n" {
+			t.Errorf("a fresh kernel says %q", got)
+		}
+	}},
 	{"a paused sandbox costs no processor time and goes on after it", needsPause, func(t *testing.T, b *bench) {
 		s := b.start(t)
 		s.begin(t, t.Context(), sh("while :; do :; done"))

@@ -1,4 +1,4 @@
-// Package storetest is the contract of sandbox.Store and auth.KeyStore as tests that every database runs.
+// Package storetest is the contract of sandbox.Store, auth.KeyStore and of dialects' documents as tests that every database runs.
 package storetest
 
 import (
@@ -22,6 +22,11 @@ import (
 type Store interface {
 	sandbox.Store
 	auth.KeyStore
+
+	PutDocument(ctx context.Context, tenant, kind, id string, body []byte) error
+	Document(ctx context.Context, tenant, kind, id string) ([]byte, error)
+	Documents(ctx context.Context, tenant, kind string) ([]sandbox.Document, error)
+	DeleteDocument(ctx context.Context, tenant, kind, id string) error
 }
 
 // Run checks a store against the contract. Each call of open gives an empty one and sees to its end.
@@ -38,6 +43,12 @@ func Run(t *testing.T, open func(t *testing.T) Store) {
 		"an idempotency key belongs to one living sandbox of a tenant":   uniqueIdempotency,
 		"the living are those that have not ended, oldest first":         living,
 		"a listing has every sandbox of its tenant once, newest first":   pages,
+		"an ascending listing has every sandbox once, oldest first":      pagesAscending,
+		"sandboxes of one moment are listed by their ids, both ways":     pagesOfOneMoment,
+		"a listing begins with a moment, which belongs to it":            startedAfter,
+		"a document comes back as it was put, and is replaced by a put":  documents,
+		"documents are apart by tenant and kind, oldest first":           documentsApart,
+		"a document has a name and an end to its size":                   badDocuments,
 		"a cursor stays good while rows come and go":                     pagesUnderChange,
 		"a listing filters by state, template, key and metadata":         filters,
 		"a cursor that was never given out is invalid":                   badCursor,
@@ -62,8 +73,10 @@ func full(id string) sandbox.Record {
 			ID: id, Tenant: "acme", Template: "python", TemplateDigest: "sha256:ab", Key: "key-" + id, State: sandbox.StateRunning,
 			CreatedAt: epoch, StartedAt: epoch.Add(time.Second), Deadline: epoch.Add(time.Hour), LastUsed: epoch.Add(time.Minute),
 			IdleTimeout: 90 * time.Second, IdleAction: sandbox.IdlePause, AutoResume: true, ForkedFrom: "sb0",
-			Limits:   template.Limits{CPUs: 1.5, MemoryBytes: 1 << 30, Pids: 64, DiskBytes: 1 << 31, OpenFiles: 256},
-			Metadata: map[string]string{"user": "42", `it's "odd" %_`: "ja 'so' \u2028 🦭", "empty": ""},
+			DeadlineAction: sandbox.IdlePause, ColdPause: true, Cold: true, ResumeLifetime: 5*time.Minute + time.Nanosecond,
+			Annotations: map[string]string{"e2b": `{"it's": "JSON"}`, "other": ""},
+			Limits:      template.Limits{CPUs: 1.5, MemoryBytes: 1 << 30, Pids: 64, DiskBytes: 1 << 31, OpenFiles: 256},
+			Metadata:    map[string]string{"user": "42", `it's "odd" %_`: "ja 'so' \u2028 🦭", "empty": ""},
 			Network: policy.Network{Mode: policy.List, Allow: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
 				Deny: []netip.Prefix{netip.MustParsePrefix("10.1.2.3/32")}},
 			Storage: sandbox.StorageDurable,
@@ -140,6 +153,7 @@ func save(t *testing.T, s Store) {
 	r.Deadline, r.LastUsed, r.StartedAt = time.Time{}, epoch.Add(time.Hour), epoch.Add(2*time.Second)
 	r.Network = policy.Network{Mode: policy.None}
 	r.Limits.Pids, r.Metadata, r.IdleTimeout, r.BootID = 7, map[string]string{"a": "b"}, 0, "boot-2"
+	r.Annotations, r.Cold = map[string]string{"c": "d"}, false
 	must(t, s.Save(t.Context(), r))
 	wantStored(t, s, r)
 	r = ended(r, epoch.Add(3*time.Hour))
@@ -225,11 +239,17 @@ func living(t *testing.T, s Store) {
 	wantSame(t, got, []sandbox.Record{first, third, fourth})
 }
 
+// fill inserts sandboxes whose numbers are the order of their creation; that of their rows is another.
 func fill(t *testing.T, s Store, from, to int) {
 	t.Helper()
-	for i := from; i <= to; i++ {
-		must(t, s.Insert(t.Context(), bare(fmt.Sprintf("sb%02d", i))))
+	for i := to; i >= from; i-- {
+		must(t, s.Insert(t.Context(), later(bare(fmt.Sprintf("sb%02d", i)), i)))
 	}
+}
+
+func later(r sandbox.Record, us int) sandbox.Record {
+	r.CreatedAt = epoch.Add(time.Duration(us) * time.Microsecond)
+	return r
 }
 
 func ids(t *testing.T, s Store, q sandbox.ListQuery) (got []string) {
@@ -266,12 +286,99 @@ func pages(t *testing.T, s Store) {
 	}
 }
 
+func pagesAscending(t *testing.T, s Store) {
+	fill(t, s, 1, 6)
+	page, err := s.List(t.Context(), "acme", sandbox.ListQuery{Limit: 2, Ascending: true})
+	must(t, err)
+	for _, limit := range []int{0, 1, 2, 5, 6, 7} {
+		got := ids(t, s, sandbox.ListQuery{Limit: limit, Ascending: true})
+		wantSame(t, got, []string{"sb01", "sb02", "sb03", "sb04", "sb05", "sb06"})
+	}
+	fill(t, s, 7, 8)                                                   // those that come are seen
+	must(t, s.Save(t.Context(), ended(later(bare("sb02"), 2), epoch))) // the cursor's own row goes
+	if _, err := s.Prune(t.Context(), epoch.Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	got := ids(t, s, sandbox.ListQuery{Limit: 3, Ascending: true, Cursor: page.Next})
+	wantSame(t, got, []string{"sb03", "sb04", "sb05", "sb06", "sb07", "sb08"})
+}
+
+func pagesOfOneMoment(t *testing.T, s Store) {
+	for _, id := range []string{"sb3", "sb1", "sb2"} {
+		must(t, s.Insert(t.Context(), later(bare(id), 1)))
+	}
+	must(t, s.Insert(t.Context(), later(bare("sb0"), 0)))
+	must(t, s.Insert(t.Context(), later(bare("sb9"), 2)))
+	for _, limit := range []int{0, 1, 2} {
+		wantSame(t, ids(t, s, sandbox.ListQuery{Limit: limit}), []string{"sb9", "sb1", "sb2", "sb3", "sb0"})
+		wantSame(t, ids(t, s, sandbox.ListQuery{Limit: limit, Ascending: true}), []string{"sb0", "sb1", "sb2", "sb3", "sb9"})
+	}
+}
+
+func startedAfter(t *testing.T, s Store) {
+	fill(t, s, 1, 4)
+	from := sandbox.ListQuery{StartedAfter: epoch.Add(3 * time.Microsecond), Limit: 1}
+	wantSame(t, ids(t, s, from), []string{"sb04", "sb03"})
+	from.Ascending = true
+	wantSame(t, ids(t, s, from), []string{"sb03", "sb04"})
+	from.StartedAfter = epoch.Add(time.Hour)
+	wantSame(t, ids(t, s, from), nil)
+}
+
+func documents(t *testing.T, s Store) {
+	ctx := t.Context()
+	for _, body := range []string{`{"a": 1}`, "", "\x00\xff binary"} {
+		must(t, s.PutDocument(ctx, "acme", "tag", "it's: odd/🦭", []byte(body)))
+		got, err := s.Document(ctx, "acme", "tag", "it's: odd/🦭")
+		must(t, err)
+		wantSame(t, string(got), body)
+	}
+	all, err := s.Documents(ctx, "acme", "tag")
+	must(t, err)
+	if len(all) != 1 || all[0].ID != "it's: odd/🦭" || all[0].Created.IsZero() || all[0].Updated.Before(all[0].Created) {
+		t.Fatalf("three puts of one document list as %+v", all)
+	}
+	must(t, s.DeleteDocument(ctx, "acme", "tag", "it's: odd/🦭"))
+	wantKind(t, s.DeleteDocument(ctx, "acme", "tag", "it's: odd/🦭"), fault.NotFound)
+	_, err = s.Document(ctx, "acme", "tag", "it's: odd/🦭")
+	wantKind(t, err, fault.NotFound)
+}
+
+func documentsApart(t *testing.T, s Store) {
+	ctx := t.Context()
+	for _, d := range [][3]string{{"acme", "tag", "b"}, {"acme", "tag", "a"}, {"acme", "build", "b"}, {"globex", "tag", "b"}} {
+		must(t, s.PutDocument(ctx, d[0], d[1], d[2], []byte(d[0]+d[1]+d[2])))
+	}
+	must(t, s.PutDocument(ctx, "acme", "tag", "b", []byte("again"))) // which makes it no younger
+	got, err := s.Documents(ctx, "acme", "tag")
+	must(t, err)
+	if len(got) != 2 || got[0].ID != "b" || string(got[0].Body) != "again" || got[1].ID != "a" {
+		t.Fatalf("documents are %+v", got)
+	}
+	must(t, s.DeleteDocument(ctx, "acme", "build", "b"))
+	for _, other := range [][2]string{{"acme", "tag"}, {"globex", "tag"}} {
+		_, err := s.Document(ctx, other[0], other[1], "b")
+		must(t, err)
+	}
+	none, err := s.Documents(ctx, "initech", "tag")
+	must(t, err)
+	wantSame(t, none, nil)
+}
+
+func badDocuments(t *testing.T, s Store) {
+	for _, name := range [][3]string{{"", "k", "i"}, {"t", "", "i"}, {"t", "k", ""}} {
+		wantKind(t, s.PutDocument(t.Context(), name[0], name[1], name[2], nil), fault.Invalid)
+	}
+	wantKind(t, s.PutDocument(t.Context(), "t", "k", "i", make([]byte, 1<<20+1)), fault.Invalid)
+	must(t, s.PutDocument(t.Context(), "t", "k", "i", make([]byte, 1<<20)))
+}
+
 func pagesUnderChange(t *testing.T, s Store) {
 	fill(t, s, 1, 6)
 	page, err := s.List(t.Context(), "acme", sandbox.ListQuery{Limit: 2})
 	must(t, err)
-	fill(t, s, 7, 8)                                         // newer than the cursor
-	must(t, s.Save(t.Context(), ended(bare("sb05"), epoch))) // the cursor's own row goes
+	fill(t, s, 7, 8)                                                   // newer than the cursor
+	must(t, s.Save(t.Context(), ended(later(bare("sb05"), 5), epoch))) // the cursor's own row goes
 	if _, err := s.Prune(t.Context(), epoch.Add(time.Hour)); err != nil {
 		t.Fatal(err)
 	}
@@ -279,11 +386,11 @@ func pagesUnderChange(t *testing.T, s Store) {
 }
 
 func filters(t *testing.T, s Store) {
-	must(t, s.Insert(t.Context(), full("sb1")))
-	must(t, s.Insert(t.Context(), bare("sb2")))
-	must(t, s.Insert(t.Context(), full("sb3")))
-	must(t, s.Save(t.Context(), ended(full("sb3"), epoch)))
-	paused := bare("sb4")
+	must(t, s.Insert(t.Context(), later(full("sb1"), 1)))
+	must(t, s.Insert(t.Context(), later(bare("sb2"), 2)))
+	must(t, s.Insert(t.Context(), later(full("sb3"), 3)))
+	must(t, s.Save(t.Context(), ended(later(full("sb3"), 3), epoch)))
+	paused := later(bare("sb4"), 4)
 	paused.State, paused.Template = sandbox.StatePaused, "other"
 	must(t, s.Insert(t.Context(), paused))
 	odd := `it's "odd" %_`
@@ -291,16 +398,21 @@ func filters(t *testing.T, s Store) {
 		q    sandbox.ListQuery
 		want []string
 	}{
-		"one state":              {sandbox.ListQuery{States: []sandbox.State{sandbox.StateRunning}}, []string{"sb1"}},
-		"paused":                 {sandbox.ListQuery{States: []sandbox.State{sandbox.StatePaused}}, []string{"sb4"}},
-		"two states":             {sandbox.ListQuery{States: []sandbox.State{sandbox.StateStarting, sandbox.StateEnded}}, []string{"sb3", "sb2"}},
-		"template":               {sandbox.ListQuery{Template: "base"}, []string{"sb2"}},
-		"key":                    {sandbox.ListQuery{Key: "key-sb3"}, []string{"sb3"}},
-		"metadata":               {sandbox.ListQuery{Metadata: map[string]string{"user": "42"}}, []string{"sb3", "sb1"}},
-		"odd metadata":           {sandbox.ListQuery{Metadata: map[string]string{odd: full("").Metadata[odd], "user": "42"}}, []string{"sb3", "sb1"}},
-		"an empty value":         {sandbox.ListQuery{Metadata: map[string]string{"empty": ""}}, []string{"sb3", "sb1"}},
-		"a number is not a text": {sandbox.ListQuery{Metadata: map[string]string{"user": "42.0"}}, nil},
-		"half a match":           {sandbox.ListQuery{Metadata: map[string]string{"user": "42", "missing": ""}}, nil},
+		"one state":               {sandbox.ListQuery{States: []sandbox.State{sandbox.StateRunning}}, []string{"sb1"}},
+		"paused":                  {sandbox.ListQuery{States: []sandbox.State{sandbox.StatePaused}}, []string{"sb4"}},
+		"two states":              {sandbox.ListQuery{States: []sandbox.State{sandbox.StateStarting, sandbox.StateEnded}}, []string{"sb3", "sb2"}},
+		"template":                {sandbox.ListQuery{Template: "base"}, []string{"sb2"}},
+		"template in other words": {sandbox.ListQuery{Template: `{"it's": "JSON"}`, TemplateIn: "e2b"}, []string{"sb3", "sb1"}},
+		"template in none":        {sandbox.ListQuery{Template: "base", TemplateIn: "e2b"}, []string{"sb2"}},
+		"template in no words":    {sandbox.ListQuery{Template: "python", TemplateIn: "e2b"}, nil},
+		"key":                     {sandbox.ListQuery{Key: "key-sb3"}, []string{"sb3"}},
+		"metadata":                {sandbox.ListQuery{Metadata: map[string]string{"user": "42"}}, []string{"sb3", "sb1"}},
+		"odd metadata":            {sandbox.ListQuery{Metadata: map[string]string{odd: full("").Metadata[odd], "user": "42"}}, []string{"sb3", "sb1"}},
+		"an empty value":          {sandbox.ListQuery{Metadata: map[string]string{"empty": ""}}, []string{"sb3", "sb1"}},
+		"a number is not a text":  {sandbox.ListQuery{Metadata: map[string]string{"user": "42.0"}}, nil},
+		"without an annotation":   {sandbox.ListQuery{Without: "e2b"}, []string{"sb4", "sb2"}},
+		"without what none has":   {sandbox.ListQuery{Without: "value"}, []string{"sb4", "sb3", "sb2", "sb1"}},
+		"half a match":            {sandbox.ListQuery{Metadata: map[string]string{"user": "42", "missing": ""}}, nil},
 		"all at once": {sandbox.ListQuery{States: []sandbox.State{sandbox.StateEnded}, Template: "python", Key: "key-sb3",
 			Metadata: map[string]string{"user": "42"}}, []string{"sb3"}},
 	} {
@@ -313,7 +425,7 @@ func filters(t *testing.T, s Store) {
 }
 
 func badCursor(t *testing.T, s Store) {
-	for _, cursor := range []string{"no!", "-5", "0", "' OR 1=1"} {
+	for _, cursor := range []string{"no!", "-5", "0", "' OR 1=1", "1", "1.", ".sb1", "0.sb1", "-5.sb1", "01.sb1", "1A.sb1"} {
 		_, err := s.List(t.Context(), "acme", sandbox.ListQuery{Cursor: cursor})
 		wantKind(t, err, fault.Invalid)
 	}
@@ -367,7 +479,7 @@ func eventNumbers(t *testing.T, s Store) {
 }
 
 func prune(t *testing.T, s Store) {
-	old, young, lives := bare("sb1"), bare("sb2"), bare("sb3")
+	old, young, lives := bare("sb1"), later(bare("sb2"), 2), later(bare("sb3"), 3)
 	for _, r := range []sandbox.Record{old, young, lives} {
 		must(t, s.Insert(t.Context(), r, event(r, sandbox.LifecycleCreated)))
 	}

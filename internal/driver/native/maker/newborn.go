@@ -14,6 +14,7 @@ import (
 	"github.com/covehq/cove/internal/driver/native/trace"
 	"github.com/covehq/cove/internal/driver/native/wire"
 	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/template"
 )
 
 // newborn is a kernel in its sandbox that waits on its socket to be told whose it is. It may wait in the pool, forked
@@ -173,9 +174,12 @@ func (m *Maker) fork(ctx context.Context, l *live, name string) (token string, e
 func (l *live) kernelEnv() map[string]string {
 	t := l.pool.template
 	env := map[string]string{
-		"HOME": "/home/" + t.User, "USER": t.User, "LOGNAME": t.User, "SHELL": "/bin/bash", "LANG": "C.UTF-8",
+		"HOME": "/home/" + kernelUser(t), "USER": kernelUser(t), "LOGNAME": kernelUser(t), "SHELL": "/bin/bash", "LANG": "C.UTF-8",
 		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 	}
 	maps.Copy(env, l.env)
 	return env
 }
+
+// kernelUser is the name of who kernels run as, whoever a template made of a sandbox's files has for commands.
+func kernelUser(t *template.Template) string { return t.Base().User }

@@ -208,7 +208,7 @@ func (z *zygote) configure(ctx context.Context, t *template.Template, anchors *o
 	}
 	err := wire.Send(z.conn, zygoteRequest{
 		Op: "configure", Preload: t.Python.Preload, Warmup: t.Python.Warmup, KernelDir: "/run/cove/kernel", Delta: "/run/cove/delta.bpf",
-		UserSite: t.Python.UserSite, Home: "/home/" + t.User,
+		UserSite: t.Python.UserSite, Home: "/home/" + kernelUser(t),
 	}, anchors)
 	if err == nil {
 		_, err = wire.Receive(z.conn, &z.ready)

@@ -90,7 +90,8 @@ func allowed(prefixes []netip.Prefix) []cell {
 	return cells(join(out))
 }
 
-func denied(prefixes []netip.Prefix) []cell {
+// cellsOf turns a list into cells as it is.
+func cellsOf(prefixes []netip.Prefix) []cell {
 	var out []span
 	for _, p := range prefixes {
 		out = append(out, spanOf(p))

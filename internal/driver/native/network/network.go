@@ -279,13 +279,20 @@ func (n *Network) SetPolicy(slot int, p policy.Network) error {
 func stanceOf(p policy.Network) stance {
 	switch p.Mode {
 	case policy.Internet:
-		return stance{internet: true, dns: true, deny: denied(p.Deny)}
+		s := stance{internet: true, dns: true, deny: cellsOf(p.Deny)}
+		if len(s.deny) > 0 { // there is something to be excepted from
+			s.allow = cellsOf(p.Allow)
+		}
+		return s
 	case policy.List:
-		return stance{dns: true, allow: allowed(p.Allow), deny: denied(p.Deny)}
+		return stance{dns: true, allow: allowed(p.Allow), deny: cellsOf(p.Deny)}
 	default:
 		return stance{}
 	}
 }
+
+// listed reports whether it reaches what it allows and nothing else; in mode internet that is an exception from what is denied.
+func (s stance) listed() bool { return len(s.allow) > 0 && !s.internet }
 
 // change turns one stance into another. What both have stays untouched.
 func (t *transaction) change(addr netip.Addr, have, want stance) {
@@ -295,7 +302,7 @@ func (t *transaction) change(addr netip.Addr, have, want stance) {
 	}{
 		{setInternet, have.internet, want.internet},
 		{setDNS, have.dns, want.dns},
-		{setAllows, len(have.allow) > 0, len(want.allow) > 0},
+		{setAllows, have.listed(), want.listed()},
 		{setDenies, len(have.deny) > 0, len(want.deny) > 0},
 	} {
 		switch {

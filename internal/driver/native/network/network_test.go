@@ -47,6 +47,42 @@ func TestInternetModeReachesPublicAddressesOnly(t *testing.T) {
 	s.expect(t, false, public)
 }
 
+func TestWhatInternetModeAllowsIsAnExceptionFromWhatItDenies(t *testing.T) {
+	w := newWorld(t)
+	n := w.open(network.Options{Tag: "t"})
+	s := w.sandbox(n, 0)
+	with := func(deny, allow string) policy.Network {
+		return policy.Network{Mode: policy.Internet, Deny: prefixes(deny), Allow: prefixes(allow)}
+	}
+	must(t, n.SetPolicy(0, with("0.0.0.0/0", public+"/32")))
+	s.expect(t, true, public)
+	s.expect(t, false, otherPublic, uplink)
+	s.expect(t, false, unreachable...)
+
+	// Nothing that the mode itself refuses is opened by an exception, named or not.
+	must(t, n.SetPolicy(0, with("0.0.0.0/0", "0.0.0.0/0")))
+	s.expect(t, true, public, otherPublic, uplink)
+	s.expect(t, false, unreachable...)
+	must(t, n.SetPolicy(0, with(public+"/32", "10.0.0.0/8")))
+	s.expect(t, true, otherPublic)
+	s.expect(t, false, public, "10.9.9.9")
+
+	must(t, n.SetPolicy(0, with("198.51.100.0/24", otherPublic+"/32")))
+	s.expect(t, true, otherPublic)
+	s.expect(t, false, public)
+	must(t, n.SetPolicy(0, policy.Network{Mode: policy.Internet, Allow: prefixes(public + "/32")}))
+	s.expect(t, true, public, otherPublic)
+
+	// A list has no exceptions: what it denies stays denied.
+	p := list("198.51.100.0/24")
+	p.Deny = prefixes("198.51.100.0/24")
+	must(t, n.SetPolicy(0, p))
+	s.expect(t, false, public, otherPublic)
+	must(t, n.SetPolicy(0, internet))
+	s.expect(t, true, public, otherPublic)
+	s.expect(t, false, unreachable...)
+}
+
 func TestNoServiceOfTheHostAnswers(t *testing.T) {
 	w := newWorld(t)
 	n := w.open(network.Options{Tag: "t"})

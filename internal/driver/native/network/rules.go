@@ -42,8 +42,9 @@ func (r ruleset) write(t *transaction) {
 		{"forward", &hook{"filter", unix.NF_INET_FORWARD, -10}},
 		{"output", &hook{"filter", unix.NF_INET_LOCAL_OUT, -10}},
 		{"postrouting", &hook{"nat", unix.NF_INET_POST_ROUTING, 100}},
-		{"ingress", nil}, {"leaving", nil}, {"judge", nil}, {"deny_to", nil}, {"allow_to", nil}, {"admit", nil}, {"refuse", nil},
-		{"entering", nil}, {"deny_from", nil}, {"allow_from", nil}, {"host", nil}, {"answering", nil},
+		{"ingress", nil}, {"leaving", nil}, {"judge", nil}, {"deny_to", nil}, {"allow_to", nil}, {"except_to", nil}, {"public_to", nil},
+		{"admit", nil}, {"refuse", nil},
+		{"entering", nil}, {"deny_from", nil}, {"allow_from", nil}, {"except_from", nil}, {"public_from", nil}, {"host", nil}, {"answering", nil},
 	} {
 		t.newChain(c.name, c.hook)
 	}
@@ -121,14 +122,17 @@ func (r ruleset) leaving(t *transaction) {
 
 	t.rule("judge", saddr(), lookup(setDenies, false), jump("deny_to"))
 	t.rule("judge", saddr(), lookup(setAllows, false), goTo("allow_to"))
+	t.rule("judge", goTo("public_to"))
+	t.rule("deny_to", saddr(), lookup(setInternet, false), jump("except_to"))
 	for _, bits := range cellBits {
 		t.rule("deny_to", inCell(12, 16, bits), lookup(setDeny, false), goTo("refuse"))
 		t.rule("allow_to", inCell(12, 16, bits), lookup(setAllow, false), goTo("admit"))
+		t.rule("except_to", inCell(12, 16, bits), lookup(setAllow, false), goTo("public_to"))
 	}
 	t.rule("allow_to", goTo("refuse"))
-	t.rule("judge", daddr(), lookup(setNeverPublic, false), goTo("refuse"))
-	t.rule("judge", saddr(), lookup(setInternet, false), goTo("admit"))
-	t.rule("judge", goTo("refuse"))
+	t.rule("public_to", daddr(), lookup(setNeverPublic, false), goTo("refuse"))
+	t.rule("public_to", saddr(), lookup(setInternet, false), goTo("admit"))
+	t.rule("public_to", goTo("refuse"))
 
 	// What costs the host memory is a new connection: those are counted, per source.
 	t.rule("admit", state(true, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())
@@ -150,14 +154,17 @@ func (r ruleset) entering(t *transaction) {
 	t.rule("entering", notAnswer(), drop())
 	t.rule("entering", daddr(), lookup(setDenies, false), jump("deny_from"))
 	t.rule("entering", daddr(), lookup(setAllows, false), goTo("allow_from"))
+	t.rule("entering", goTo("public_from"))
+	t.rule("deny_from", daddr(), lookup(setInternet, false), jump("except_from"))
 	for _, bits := range cellBits {
 		t.rule("deny_from", inCell(16, 12, bits), lookup(setDeny, false), drop())
 		t.rule("allow_from", inCell(16, 12, bits), lookup(setAllow, false), accept())
+		t.rule("except_from", inCell(16, 12, bits), lookup(setAllow, false), goTo("public_from"))
 	}
 	t.rule("allow_from", drop())
-	t.rule("entering", saddr(), lookup(setNeverPublic, false), drop())
-	t.rule("entering", daddr(), lookup(setInternet, false), accept())
-	t.rule("entering", drop())
+	t.rule("public_from", saddr(), lookup(setNeverPublic, false), drop())
+	t.rule("public_from", daddr(), lookup(setInternet, false), accept())
+	t.rule("public_from", drop())
 }
 
 func (r ruleset) host(t *transaction) {

@@ -31,7 +31,7 @@ const (
 	setDNS         = "dns"          // source: may ask the resolver
 	setAllows      = "allows"       // source: reaches what allow says and nothing else
 	setDenies      = "denies"       // source: has elements in deny
-	setAllow       = "allow"        // source . network . length
+	setAllow       = "allow"        // source . network . length; of a source in internet: what deny does not take away
 	setDeny        = "deny"         // source . network . length
 	setNeverPublic = "never_public" // destination range
 	setMetadata    = "metadata"     // destination range

@@ -50,6 +50,7 @@ static int fds[MAX_FDS];
 static int sock;
 static int base = -1; // where the new file tree is put together
 static int root = -1; // of that tree
+static int boot_id = -1; // a file to be mounted there
 
 // ---- the little of a C library that is needed
 
@@ -270,6 +271,8 @@ static void mount_proc(void)
 	must("find what hides", sys4(NR_openat, AT_FDCWD, (i64)hidden, O_PATH | O_CLOEXEC, 0));
 	must("bind proc/sys", mount("sys", "sys", 0, MS_BIND, 0));
 	must("freeze proc/sys", mount(0, "sys", 0, MS_BIND | MS_REMOUNT | MS_RDONLY | flags, 0));
+	must("mount boot id", move(boot_id, "sys/kernel/random/boot_id"));
+	sys1(NR_close, boot_id);
 	stand_in_base();
 }
 
@@ -301,12 +304,37 @@ static void make_places(void)
 	sys3(NR_mkdirat, run, (i64)"cove", 0755);
 }
 
+// make_boot_id makes a file with an id of its own, which a sandbox has instead of its host's. It is a file of the sandbox's
+// /dev/shm, which loses its name there, and only root of the sandbox may write it: its agent does, when a boot ends.
+static int make_boot_id(void)
+{
+	static const char digits[] = "0123456789abcdef";
+	u8 random[16];
+	char text[37];
+	u32 n = 0;
+	must("random", sys3(NR_getrandom, (i64)random, sizeof random, 0));
+	random[6] = (u8)((random[6] & 0x0f) | 0x40); // version 4, as the kernel's is
+	random[8] = (u8)((random[8] & 0x3f) | 0x80);
+	for (u32 i = 0; i < sizeof random; i++) {
+		if (i == 4 || i == 6 || i == 8 || i == 10) text[n++] = '-';
+		text[n++] = digits[random[i] >> 4];
+		text[n++] = digits[random[i] & 15];
+	}
+	text[n++] = '\n';
+	int file = (int)must("make boot id", sys4(NR_openat, AT_FDCWD, (i64)"shm/boot_id", O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0444));
+	must("write boot id", sys3(NR_write, file, (i64)text, n));
+	int mounted = (int)must("clone boot id", sys3(NR_open_tree, AT_FDCWD, (i64)"shm/boot_id", OPEN_TREE_CLONE | O_CLOEXEC));
+	sys1(NR_close, file);
+	return mounted;
+}
+
 static void mount_dev(int dev)
 {
 	attach(dev, "", "dev");
 	must("chdir dev", sys1(NR_fchdir, dev));
 	must("mount shm", mount("tmpfs", "shm", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=256m"));
 	must("mount pts", mount("devpts", "pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,ptmxmode=0666,mode=620,max=256"));
+	if (plan.mode == MODE_SANDBOX) boot_id = make_boot_id();
 	stand_in_base();
 }
 
@@ -318,6 +346,8 @@ static void mount_rest(int dev, int cove)
 	must("move cove", move(cove, "c"));
 	must("mount cove", mount("overlay", "c", "overlay", MS_RDONLY | MS_NOSUID | MS_NODEV, "lowerdir=c:e"));
 	mount_proc();
+	// Not before: a file without a name cannot be mounted.
+	if (boot_id >= 0) must("unlink boot id", sys3(NR_unlinkat, dev, (i64)"shm/boot_id", 0));
 	bind_names(AT_FDCWD, "c/resolv.conf");
 	attach(AT_FDCWD, "c", "run/cove");
 	if (plan.mode == MODE_ZYGOTE) mount_at("tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777,size=64m");
@@ -474,6 +504,7 @@ void run(const u64 *stack)
 	int channel = fds[at++];
 	if (at + (int)plan.cgroups != count) die("plan with other descriptors", -EINVAL);
 
+	sys1(NR_umask, 022);
 	join_cgroups(at);
 	must("private mounts", mount(0, "/", 0, MS_REC | MS_PRIVATE, 0));
 	base = (int)must("open base", sys4(NR_openat, AT_FDCWD, (i64)plan.base, O_PATH | O_DIRECTORY | O_CLOEXEC, 0));
@@ -491,7 +522,6 @@ void run(const u64 *stack)
 
 	usual_signals();
 	must("session", sys0(NR_setsid));
-	sys1(NR_umask, 022);
 	set_limit(RLIMIT_CORE, 1); // not 0: that would still start a handler that dumps are piped to
 	if (plan.nofile) set_limit(RLIMIT_NOFILE, plan.nofile);
 	must("channel", sys3(NR_dup3, channel, SOCK, 0));
