@@ -3,6 +3,7 @@ module github.com/covehq/cove
 go 1.26.0
 
 require (
+	connectrpc.com/connect v1.21.1
 	github.com/BurntSushi/toml v1.6.0
 	github.com/google/go-cmp v0.7.0
 	github.com/google/nftables v0.3.0

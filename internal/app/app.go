@@ -5,6 +5,7 @@ package app
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -40,23 +41,26 @@ const Tenant = "default"
 // Server is a running server. Close it.
 type Server struct {
 	URL     string
+	Domain  string      // with a port: where sandboxes have host names over TLS; empty: nowhere
+	CAFile  string      // what clients must trust for that; empty: the certificate was given
 	Key     auth.Secret // of the local admin
 	NewKey  bool        // this start made the key
 	Caps    sandbox.Caps
 	KeyFile string
 
-	cfg     config.Config
-	log     *slog.Logger
-	ready   func(context.Context) error // whether sandboxes can be made
-	herald  *herald                     // writes the ready file where this process may not; nil: it may
-	http    *http.Server
-	gateway *gateway.Gateway
-	tracing *telemetry.Tracing      // nil: off
-	cancel  context.CancelCauseFunc // of every request
-	served  chan error              // the end of http.Serve
-	undo    ladder
-	once    sync.Once
-	closed  error
+	cfg         config.Config
+	log         *slog.Logger
+	ready       func(context.Context) error // whether sandboxes can be made
+	herald      *herald                     // writes the ready file where this process may not; nil: it may
+	certificate *tls.Certificate            // that was given for the TLS listener; nil: the server makes its own
+	http        []*http.Server              // one for each listener
+	gateway     *gateway.Gateway
+	tracing     *telemetry.Tracing      // nil: off
+	cancel      context.CancelCauseFunc // of every request
+	served      chan error              // the end of http.Serve
+	undo        ladder
+	once        sync.Once
+	closed      error
 }
 
 // Progress hears what a start that takes long is busy with.
@@ -79,7 +83,12 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Pr
 	if err := s.lockData(); err != nil {
 		return nil, err
 	}
-	listener, err := s.listen()
+	listener, err := s.listen(s.cfg.Listen, "--listen")
+	if err != nil {
+		return nil, err
+	}
+	s.address(listener)
+	secure, err := s.listenTLS()
 	if err != nil {
 		return nil, err
 	}
@@ -96,18 +105,35 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Pr
 	if err != nil {
 		return nil, err
 	}
-	api := cove.New(s.traced(manager), keys, templates, s.log)
-	api.OnFailure(observer.Failed)
-	s.serve(listener, gateway.Config{
-		Prefixes: map[string]http.Handler{cove.Prefix + "/": api},
-		Metrics:  observer.Metrics(),
-		Ready:    s.ready,
-		Served: func(r *http.Request, a gateway.Answer) {
-			observer.Served(r, a.Request, a.Status, a.Received, a.Sent)
-		},
-		Log: s.log,
-	})
+	answers, err := s.openDialects(store, manager, keys, templates, observer)
+	if err != nil {
+		return nil, err
+	}
+	if secure, err = s.secure(secure); err != nil {
+		return nil, err
+	}
+	s.serve([]net.Listener{listener, secure}, answers)
 	return s, nil
+}
+
+// openDialects builds who answers for what.
+func (s *Server) openDialects(store *sqlstore.Store, m *sandbox.Manager, keys *auth.Keys, t templates, o *telemetry.Observer) (gateway.Config, error) {
+	domain := s.traced(m)
+	api := cove.New(domain, keys, t, s.log)
+	api.OnFailure(o.Failed)
+	e2b, err := s.openE2B(store, domain, keys, t, o)
+	if err != nil {
+		return gateway.Config{}, err
+	}
+	return gateway.Config{
+		Inside:   e2b.inside,
+		Prefixes: map[string]http.Handler{cove.Prefix + "/": api},
+		Else:     e2b.control,
+		Metrics:  o.Metrics(),
+		Ready:    s.ready,
+		Served:   func(r *http.Request, a gateway.Answer) { o.Served(r, a.Request, a.Status, a.Received, a.Sent) },
+		Log:      s.log,
+	}, nil
 }
 
 // lockData makes the data directory and keeps other servers out of it.
@@ -128,11 +154,11 @@ func (s *Server) lockData() error {
 	return nil
 }
 
-// listen takes the address first: it is the cheapest step that can fail.
-func (s *Server) listen() (net.Listener, error) {
-	l, err := net.Listen("tcp", s.cfg.Listen)
+// listen takes an address first: it is the cheapest step that can fail.
+func (s *Server) listen(address, flag string) (net.Listener, error) {
+	l, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w; choose another with --listen HOST:PORT, port 0 picks one", s.cfg.Listen, err)
+		return nil, fmt.Errorf("listen on %s: %w; choose another with %s HOST:PORT, port 0 picks one", address, err, flag)
 	}
 	s.undo.add("close listener", func() error {
 		if err := l.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
@@ -140,6 +166,11 @@ func (s *Server) listen() (net.Listener, error) {
 		}
 		return nil
 	})
+	return l, nil
+}
+
+// address tells where the plain listener is, and who might hear what is said there.
+func (s *Server) address(l net.Listener) {
 	addr := l.Addr().(*net.TCPAddr)
 	host := addr.IP
 	switch {
@@ -150,7 +181,6 @@ func (s *Server) listen() (net.Listener, error) {
 		s.log.Warn("listening beyond this machine without TLS; put a TLS proxy in front", "address", addr.String())
 	}
 	s.URL = "http://" + net.JoinHostPort(host.String(), fmt.Sprint(addr.Port))
-	return l, nil
 }
 
 // localKey finds the key of the local admin, or makes it at the first start.
@@ -248,22 +278,36 @@ func sandboxConfig(cfg config.Config, host template.Limits) sandbox.Config {
 	}
 }
 
-func (s *Server) serve(l net.Listener, cfg gateway.Config) {
+// serve answers on every listener that there is.
+func (s *Server) serve(listeners []net.Listener, cfg gateway.Config) {
 	s.gateway = gateway.New(cfg)
 	// Owned by the Server: requests end when it closes, whoever started it.
 	base, cancel := context.WithCancelCause(context.Background())
 	s.cancel = cancel
-	s.http = &http.Server{
+	s.served = make(chan error, len(listeners))
+	for _, l := range listeners {
+		if l == nil {
+			continue
+		}
+		server := s.newHTTP(base)
+		s.http = append(s.http, server)
+		go func() { s.served <- server.Serve(l) }()
+	}
+	s.undo.add("stop serving", s.stopServing)
+}
+
+// newHTTP bounds how long a request may take to begin and nothing else: streams go on for as long as they like.
+func (s *Server) newHTTP(base context.Context) *http.Server {
+	return &http.Server{
 		Handler:           s.tracing.Handler(s.gateway),
 		BaseContext:       func(net.Listener) context.Context { return base },
 		ReadHeaderTimeout: 10 * time.Second,
-		IdleTimeout:       2 * time.Minute,
+		IdleTimeout:       6 * time.Minute, // the Python SDK keeps a connection for five, and a request must not meet its end
 		MaxHeaderBytes:    64 << 10,
-		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		// A JavaScript SDK keeps up to 2,000 streams open on the connections that it has.
+		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: 2000},
+		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
-	s.served = make(chan error, 1)
-	go func() { s.served <- s.http.Serve(l) }()
-	s.undo.add("stop serving", s.stopServing)
 }
 
 // stopServing takes no new requests, lets those that run end in peace for the grace and cuts the rest.
@@ -272,13 +316,28 @@ func (s *Server) stopServing() error {
 	// The caller's context is what told us to stop: the grace has a clock of its own.
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.ShutdownGrace)
 	defer cancel()
-	err := s.http.Shutdown(ctx)
+	err := s.shutdown(ctx)
 	s.cancel(cove.ErrShutdown) // upgraded connections and those that outlived the grace
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = s.cut()
 	}
 	s.gateway.Wait()
 	return err
+}
+
+func (s *Server) shutdown(ctx context.Context) error {
+	return s.eachHTTP(func(h *http.Server) error { return h.Shutdown(ctx) })
+}
+
+// eachHTTP does something with all servers at once.
+func (s *Server) eachHTTP(do func(*http.Server) error) error {
+	all := make([]error, len(s.http))
+	var each sync.WaitGroup
+	for i, h := range s.http {
+		each.Go(func() { all[i] = do(h) })
+	}
+	each.Wait()
+	return errors.Join(all...)
 }
 
 // lastWords is how long a stream that is cut may take to say so.
@@ -288,10 +347,10 @@ const lastWords = 500 * time.Millisecond
 func (s *Server) cut() error {
 	ctx, cancel := context.WithTimeout(context.Background(), lastWords)
 	defer cancel()
-	if s.http.Shutdown(ctx) == nil {
+	if s.shutdown(ctx) == nil {
 		return nil
 	}
-	return s.http.Close()
+	return s.eachHTTP((*http.Server).Close)
 }
 
 // Done tells when the server stops serving by itself, which it should not.

@@ -124,8 +124,10 @@ func TestRunAnnouncesServesAndWithdraws(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	if !strings.Contains(out.String(), address.URL) || !strings.Contains(out.String(), " run -c") {
-		t.Errorf("it said %q", out.String())
+	for _, paste := range []string{address.URL, " run -c", "E2B_API_URL=" + address.URL + " E2B_SANDBOX_URL=" + address.URL + " E2B_API_KEY="} {
+		if !strings.Contains(out.String(), paste) {
+			t.Errorf("it said %q and not %q", out.String(), paste)
+		}
 	}
 	if _, err := app.Find(t.Context(), cfg.DataDir); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("after its end it is found: %v", err)

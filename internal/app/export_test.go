@@ -11,3 +11,6 @@ var Bar = bar
 
 // SandboxConfig maps the configuration onto the domain's.
 var SandboxConfig = sandboxConfig
+
+// OwnCertificate is the certificate that a server makes for itself.
+var OwnCertificate = ownCertificate

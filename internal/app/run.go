@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/covehq/cove/client"
 	"github.com/covehq/cove/internal/config"
 )
 
@@ -41,6 +40,8 @@ type Address struct {
 	URL    string `json:"url"`
 	APIKey string `json:"api_key,omitempty"`
 	PID    int    `json:"pid"`
+	Domain string `json:"domain,omitempty"`  // where sandboxes have host names over TLS, with its port
+	CAFile string `json:"ca_file,omitempty"` // what must be trusted for that
 }
 
 // stateDir holds what is the server's own: the database, the local key, where it listens.
@@ -51,7 +52,7 @@ func keyFile(dataDir string) string     { return filepath.Join(stateDir(dataDir)
 
 // announce tells the local CLI, scripts and people where the server is.
 func (s *Server) announce(out io.Writer) error {
-	address := Address{URL: s.URL, PID: os.Getpid()}
+	address := Address{URL: s.URL, PID: os.Getpid(), Domain: s.Domain, CAFile: s.CAFile}
 	if err := writeJSON(addressFile(s.cfg.DataDir), address, 0o600); err != nil {
 		return err
 	}
@@ -82,30 +83,6 @@ func (s *Server) withdraw() error {
 		}
 	}
 	return errors.Join(all...)
-}
-
-func (s *Server) printNext(out io.Writer) {
-	key, program := "$(cat "+s.KeyFile+")", "cove"
-	if info, err := os.Stat(s.KeyFile); err == nil && !readableHere(info) {
-		key = "$(sudo cat " + s.KeyFile + ")"
-	}
-	if p, err := os.Executable(); err == nil {
-		program = p
-	}
-	fmt.Fprintf(out, "\nCove is ready at %s\n\n", s.URL)
-	if s.NewKey {
-		fmt.Fprintf(out, "  admin key   %s   (shown this once; kept in %s)\n", string(s.Key), s.KeyFile)
-	} else {
-		fmt.Fprintf(out, "  admin key   in %s\n", s.KeyFile)
-	}
-	fmt.Fprintf(out, "  API         %s%s/openapi.json\n", s.URL, client.Prefix)
-	if s.Caps.Isolation == "none" {
-		fmt.Fprintf(out, "\n  WARNING: the %s driver isolates nothing: what runs here runs on this host.\n", s.Caps.Name)
-	}
-	fmt.Fprintf(out, "\nPaste next, in another terminal:\n\n")
-	fmt.Fprintf(out, "  export COVE_URL=%s COVE_API_KEY=%s\n", s.URL, key)
-	fmt.Fprintf(out, "  %s run -c 'print(1 + 1)'\n", program)
-	fmt.Fprintf(out, "  curl -s -X POST $COVE_URL%s/sandboxes -H \"X-API-Key: $COVE_API_KEY\" -d '{}'\n\n", client.Prefix)
 }
 
 // Find is the address of the server that runs on a data directory, with the local key, or fs.ErrNotExist.

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"os"
 
-	"github.com/covehq/cove/internal/dialect/cove"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/telemetry"
@@ -27,7 +26,7 @@ func (s *Server) openTracing(ctx context.Context) error {
 }
 
 // traced is the Manager as dialects see it.
-func (s *Server) traced(m *sandbox.Manager) cove.Sandboxes {
+func (s *Server) traced(m *sandbox.Manager) domain {
 	if s.tracing == nil {
 		return m
 	}

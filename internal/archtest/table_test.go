@@ -92,6 +92,16 @@ var table = []line{
 	// edges: bring requests in; ignorant of adapters and of each other
 	{path: "internal/gateway", group: edges},
 	{path: "internal/dialect/cove", group: edges, also: []string{"client"}},
+	{path: "internal/dialect/e2b", group: edges, also: []string{"internal/dialect/e2b/target", "internal/dialect/e2b/build"}},
+	{path: "internal/dialect/e2b/target", group: edges},
+	{path: "internal/dialect/e2b/edge", group: edges, also: []string{"internal/dialect/e2b/target"}},
+	{path: "internal/dialect/e2b/envd", group: edges, also: []string{"internal/dialect/e2b/target", "internal/dialect/e2b/envd/..."},
+		guests: []string{"connectrpc.com/connect", "google.golang.org/protobuf"}},
+	{path: "internal/dialect/e2b/envd/envdpb", group: edges, guests: []string{"google.golang.org/protobuf"}},
+	{path: "internal/dialect/e2b/envd/envdpb/envdpbconnect", group: edges, also: []string{"internal/dialect/e2b/envd/envdpb"},
+		guests: []string{"connectrpc.com/connect"}},
+	{path: "internal/dialect/e2b/interpreter", group: edges, also: []string{"internal/dialect/e2b/target"}},
+	{path: "internal/dialect/e2b/build", group: edges, also: []string{"internal/dialect/e2b/target"}},
 	{path: "internal/cli", group: edges, also: []string{"client", "internal/app", "internal/config"},
 		guests: []string{"github.com/spf13/cobra", "golang.org/x/sys", "golang.org/x/term"}},
 

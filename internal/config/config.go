@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,9 +29,62 @@ type Config struct {
 	// ShutdownGrace is how long running requests may take after SIGTERM.
 	ShutdownGrace time.Duration `toml:"shutdown_grace"`
 
+	TLS      TLS      `toml:"tls"`
 	Log      Log      `toml:"log"`
 	Sandbox  Sandbox  `toml:"sandbox"`
 	Template Template `toml:"template"`
+}
+
+// TLS is the second listener, which names sandboxes by host: {port}-{id}.{domain}.
+type TLS struct {
+	Domain string `toml:"domain"` // without it there is no such listener
+	Listen string `toml:"listen"` // host:port, or off; empty: the plain listener's host, port 7443 (or 0 where the plain one has 0)
+	Cert   string `toml:"cert"`   // PEM file of a certificate for the domain and *.domain; empty: the server makes its own
+	Key    string `toml:"key"`
+}
+
+// TLSOff is the listen setting of a server whose domain somebody in front of it answers for, on port 443.
+const TLSOff = "off"
+
+// DefaultTLSPort is where the TLS listener is that was not told.
+const DefaultTLSPort = "7443"
+
+// TLSListen is where the TLS listener is; empty: there is none.
+func (c Config) TLSListen() string {
+	switch {
+	case c.TLS.Domain == "" || c.TLS.Listen == TLSOff:
+		return ""
+	case c.TLS.Listen != "":
+		return c.TLS.Listen
+	}
+	host, port, _ := net.SplitHostPort(c.Listen) // validated
+	if port == "0" {
+		return net.JoinHostPort(host, "0")
+	}
+	return net.JoinHostPort(host, DefaultTLSPort)
+}
+
+// domainName is a name of DNS labels, without a port.
+var domainName = regexp.MustCompile(`^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
+func (t TLS) validate() error {
+	switch {
+	case t.Domain == "" && (t.Listen != "" || t.Cert != "" || t.Key != ""):
+		return errors.New("tls needs tls.domain: the name under which sandboxes are found, such as cove.localhost")
+	case t.Domain == "":
+		return nil
+	case len(t.Domain) > 180 || !domainName.MatchString(t.Domain) || net.ParseIP(t.Domain) != nil:
+		return fmt.Errorf("tls.domain %q is not a domain name in lower case, such as cove.localhost", t.Domain)
+	case (t.Cert == "") != (t.Key == ""):
+		return errors.New("tls.cert and tls.key belong together")
+	}
+	if t.Listen == "" || t.Listen == TLSOff {
+		return nil
+	}
+	if _, _, err := net.SplitHostPort(t.Listen); err != nil {
+		return fmt.Errorf("tls.listen %q: want HOST:PORT, or %s", t.Listen, TLSOff)
+	}
+	return nil
 }
 
 // Log says what is logged, and how.
@@ -269,6 +323,9 @@ const (
 func (c Config) Validate() error {
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
 		return fmt.Errorf("listen %q: want HOST:PORT such as %s", c.Listen, DefaultListen)
+	}
+	if err := c.TLS.validate(); err != nil {
+		return err
 	}
 	if !filepath.IsAbs(c.DataDir) {
 		return fmt.Errorf("data_dir %q is not an absolute path", c.DataDir)

@@ -50,6 +50,13 @@ func TestWhatCannotBeMeantIsRefused(t *testing.T) {
 		"[sandbox]\nnetwork = 'carrier'": "internet or none",
 		"[log]\nlevel = 'loud'":          "unknown log level",
 
+		"[tls]\nlisten = '127.0.0.1:1'":            "needs tls.domain",
+		"[tls]\ndomain = 'A b'":                    "domain name",
+		"[tls]\ndomain = 'x.test:1'":               "domain name",
+		"[tls]\ndomain = '127.0.0.1'":              "domain name",
+		"[tls]\ndomain = 'x.test'\ncert = '/c'":    "belong together",
+		"[tls]\ndomain = 'x.test'\nlisten = 'any'": "HOST:PORT",
+
 		"[sandbox]\npaused_lifetime = '-1s'": "sandbox.paused_lifetime cannot be negative",
 		"[sandbox]\nstart_timeout = '-1s'":   "sandbox.start_timeout cannot be negative",
 	} {
@@ -62,6 +69,22 @@ func TestWhatCannotBeMeantIsRefused(t *testing.T) {
 	}
 	if _, err := config.Load(config.Source{File: "/no/such", Env: none}); err == nil {
 		t.Error("a file that was named and is not there is no error")
+	}
+}
+
+func TestWhereTheTLSListenerIs(t *testing.T) {
+	for _, c := range []struct{ listen, domain, tls, want string }{
+		{"127.0.0.1:7070", "", "", ""},
+		{"127.0.0.1:7070", "x.test", "", "127.0.0.1:7443"},
+		{"127.0.0.1:0", "x.test", "", "127.0.0.1:0"},
+		{"127.0.0.1:7070", "x.test", ":443", ":443"},
+		{"127.0.0.1:7070", "x.test", "off", ""},
+	} {
+		cfg := config.Default()
+		cfg.Listen, cfg.TLS.Domain, cfg.TLS.Listen = c.listen, c.domain, c.tls
+		if got := cfg.TLSListen(); got != c.want || cfg.Validate() != nil {
+			t.Errorf("%+v: %q, %v", c, got, cfg.Validate())
+		}
 	}
 }
 

@@ -21,14 +21,24 @@ import (
 
 // Config says who answers for what.
 type Config struct {
+	// Inside answers for what is inside of sandboxes, before everybody else; nil: nobody does.
+	Inside Inside
 	// Prefixes maps the beginning of a path, such as /cove/v1/, to who answers.
 	Prefixes map[string]http.Handler
+	// Else answers for every other path; nil: nobody does.
+	Else http.Handler
 	// Ready is nil when the server can serve; asked by /readyz.
 	Ready   func(context.Context) error
 	Metrics http.Handler
 	// Served hears of each request once it has been answered; nil: nobody does.
 	Served func(*http.Request, Answer)
 	Log    *slog.Logger
+}
+
+// Inside brings requests into sandboxes, and knows from host, header and path which those are.
+type Inside interface {
+	http.Handler
+	Matches(*http.Request) bool
 }
 
 // Answer is what became of a request.
@@ -58,6 +68,9 @@ type entry struct {
 // New makes a gateway.
 func New(cfg Config) *Gateway {
 	g := &Gateway{cfg: cfg, log: cfg.Log}
+	if cfg.Inside != nil {
+		g.table = append(g.table, entry{"the ports of sandboxes", cfg.Inside.Matches, cfg.Inside})
+	}
 	for _, prefix := range sortedByLength(cfg.Prefixes) {
 		g.table = append(g.table, entry{prefix, under(prefix), cfg.Prefixes[prefix]})
 	}
@@ -66,6 +79,9 @@ func New(cfg Config) *Gateway {
 		entry{"/readyz", exactly("/readyz"), http.HandlerFunc(g.ready)},
 		entry{"/metrics", exactly("/metrics"), cfg.Metrics},
 	)
+	if cfg.Else != nil {
+		g.table = append(g.table, entry{"everything else", func(*http.Request) bool { return true }, cfg.Else})
+	}
 	return g
 }
 

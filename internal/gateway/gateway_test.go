@@ -55,6 +55,36 @@ func TestTheLongestPrefixAnswersAndTheRestIsNamed(t *testing.T) {
 	}
 }
 
+// inside takes what has a certain header.
+type inside struct{ http.Handler }
+
+func (inside) Matches(r *http.Request) bool { return r.Header.Get("X-API-Key") != "" }
+
+func TestSandboxesComeFirstAndTheRestLast(t *testing.T) {
+	say := func(text string) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, text) })
+	}
+	s, _ := newServer(t, io.Discard, gateway.Config{
+		Inside: inside{say("inside")}, Prefixes: map[string]http.Handler{"/a/": say("a")}, Else: say("else"),
+	})
+	for _, path := range []string{"/a/x", "/healthz", "/metrics", "/x"} {
+		if _, got := get(t, s.URL+path); got != "inside" {
+			t.Errorf("%s for a sandbox went to %s", path, got)
+		}
+	}
+	for path, want := range map[string]string{"/a/x": "a", "/healthz": "{\"status\":\"ok\"}\n", "/x": "else", "/": "else", "/health": "else"} {
+		resp, err := http.Get(s.URL + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if string(b) != want {
+			t.Errorf("%s went to %q", path, b)
+		}
+	}
+}
+
 func TestTheLogHasNoSecrets(t *testing.T) {
 	var log bytes.Buffer
 	s, g := newServer(t, &log, gateway.Config{})

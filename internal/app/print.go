@@ -1,0 +1,68 @@
+package app
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/covehq/cove/client"
+)
+
+// printNext tells a person what to paste: for our own commands and for E2B's SDKs.
+func (s *Server) printNext(out io.Writer) {
+	key, program := "$("+s.reading(s.KeyFile)+")", "cove"
+	if p, err := os.Executable(); err == nil {
+		program = p
+	}
+	fmt.Fprintf(out, "\nCove is ready at %s\n\n", s.URL)
+	if s.NewKey {
+		fmt.Fprintf(out, "  admin key   %s   (shown this once; kept in %s)\n", string(s.Key), s.KeyFile)
+	} else {
+		fmt.Fprintf(out, "  admin key   in %s\n", s.KeyFile)
+	}
+	fmt.Fprintf(out, "  API         %s%s/openapi.json\n", s.URL, client.Prefix)
+	if s.Caps.Isolation == "none" {
+		fmt.Fprintf(out, "\n  WARNING: the %s driver isolates nothing: what runs here runs on this host.\n", s.Caps.Name)
+	}
+	fmt.Fprintf(out, "\nPaste next, in another terminal:\n\n")
+	fmt.Fprintf(out, "  export COVE_URL=%s COVE_API_KEY=%s\n", s.URL, key)
+	fmt.Fprintf(out, "  %s run -c 'print(1 + 1)'\n", program)
+	fmt.Fprintf(out, "  curl -s -X POST $COVE_URL%s/sandboxes -H \"X-API-Key: $COVE_API_KEY\" -d '{}'\n\n", client.Prefix)
+	s.printE2B(out, key)
+}
+
+// reading is a shell command that prints a file of the server's own.
+func (s *Server) reading(file string) string {
+	if info, err := os.Stat(file); err == nil && !readableHere(info) {
+		return "sudo cat " + file
+	}
+	return "cat " + file
+}
+
+func (s *Server) printE2B(out io.Writer, key string) {
+	fmt.Fprintf(out, "Or with E2B's SDKs, unmodified (pip install e2b-code-interpreter, npm i @e2b/code-interpreter):\n\n")
+	fmt.Fprintf(out, "  export E2B_API_URL=%s E2B_SANDBOX_URL=%s E2B_API_KEY=%s\n", s.URL, s.URL, key)
+	fmt.Fprint(out, `
+  # Python
+  from e2b_code_interpreter import Sandbox
+  with Sandbox.create() as sandbox:
+      print(sandbox.run_code("1 + 1").text)
+
+  // JavaScript
+  import { Sandbox } from '@e2b/code-interpreter'
+  const sandbox = await Sandbox.create()
+  console.log((await sandbox.runCode('1 + 1')).text)
+
+`)
+	if s.Domain == "" {
+		return
+	}
+	fmt.Fprintf(out, "Or by host name, over TLS; *.%s must lead to this machine:\n\n", s.cfg.TLS.Domain)
+	if s.CAFile == "" {
+		fmt.Fprintf(out, "  export E2B_DOMAIN=%s E2B_API_KEY=%s\n\n", s.Domain, key)
+		return
+	}
+	fmt.Fprintf(out, "  %s > ~/cove-ca.pem   # the server's own authority, good for this domain only\n", s.reading(s.CAFile))
+	fmt.Fprintf(out, "  export SSL_CERT_FILE=~/cove-ca.pem NODE_EXTRA_CA_CERTS=~/cove-ca.pem   # Python and curl trust nobody else then\n")
+	fmt.Fprintf(out, "  export E2B_DOMAIN=%s E2B_API_KEY=%s\n\n", s.Domain, key)
+}

@@ -1,0 +1,175 @@
+package build
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"regexp"
+	"strings"
+
+	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/template"
+)
+
+// Resolved is what a template of a caller is in the domain's words.
+type Resolved struct {
+	Template string // of the domain
+	ID       string // as the caller knows it
+	Alias    string
+	Env      map[string]string // for every process of its sandboxes
+	User     string            // default user; empty: the domain template's
+	Workdir  string            // default working directory; empty: the domain template's
+	Limits   template.Limits   // zero fields: the domain template's
+	Start    *Start            // nil: nothing is started
+}
+
+// builtIn are the names that E2B's users expect everywhere.
+var builtIn = map[string]string{
+	"base":                "base",
+	"code-interpreter-v1": "python",
+}
+
+// publicName is what a template of the operator is called towards E2B's users.
+func publicName(domain string) string {
+	for public, name := range builtIn {
+		if name == domain {
+			return public
+		}
+	}
+	return domain
+}
+
+// Resolve finds the template that a reference means: of the caller's own first, then everybody's, then any that the
+// domain knows by that name.
+func (b *Builder) Resolve(ctx context.Context, who auth.Principal, text string) (Resolved, error) {
+	r, err := parseRef(text)
+	if err != nil {
+		return b.resolveDomain(ctx, who, strings.TrimSpace(text), err)
+	}
+	s, err := b.shelf(ctx, who.Tenant)
+	if err != nil {
+		return Resolved{}, err
+	}
+	if e := s.find(r); e != nil {
+		return s.resolve(e, r)
+	}
+	if r.namespace != "" && r.namespace != Namespace(who.Tenant) {
+		return Resolved{}, errNoTemplate(text)
+	}
+	if domain, ok := builtIn[r.name]; ok {
+		return Resolved{Template: domain, ID: r.name, Alias: r.name}, nil
+	}
+	return b.resolveDomain(ctx, who, r.name, errNoTemplate(text))
+}
+
+// resolveDomain takes a name as the domain's own; snapshots have such.
+func (b *Builder) resolveDomain(ctx context.Context, who auth.Principal, name string, none error) (Resolved, error) {
+	if hidden(name) {
+		return Resolved{}, none
+	}
+	_, err := b.templates.Resolve(ctx, who.Tenant, name)
+	switch {
+	case fault.Is(err, fault.NotFound):
+		return Resolved{}, none
+	case err != nil:
+		return Resolved{}, err
+	}
+	return Resolved{Template: name, ID: name, Alias: name}, nil
+}
+
+// resolve gives what a tag of one of the tenant's templates names.
+func (s *shelf) resolve(e *entry, r ref) (Resolved, error) {
+	name := r.tag
+	if name == "" {
+		name = defaultTag
+	}
+	t, ok := e.Tags[name]
+	m := s.build(t.Build)
+	switch {
+	case ok && m != nil && m.Domain != "":
+	case r.tag != "":
+		return Resolved{}, fault.New(fault.NotFound, "tag '%s' does not exist for template '%s'", r.tag, e.Alias)
+	default:
+		return Resolved{}, fault.New(fault.NotFound, "template '%s' has no build that is ready", e.Alias)
+	}
+	s.used(e.ID)
+	return Resolved{
+		Template: m.Domain, ID: e.ID, Alias: e.Alias, Env: maps.Clone(m.Setting.Env), User: m.Setting.User,
+		Workdir: m.Setting.Workdir, Limits: m.Limits, Start: m.Start,
+	}, nil
+}
+
+// base is what a build starts from.
+type base struct {
+	domain  string
+	digest  string
+	images  int // disk images below
+	setting setting
+	start   *Start // what its sandboxes start; a template made from it does too, unless it says otherwise
+	name    string // for the log
+}
+
+// baseOf finds the template that a build wants to start from.
+func (b *Builder) baseOf(ctx context.Context, who auth.Principal, want startRequest) (base, error) {
+	from, name := want.FromTemplate, "template "+want.FromTemplate
+	if from == "" {
+		var err error
+		if from, err = b.imageTemplate(ctx, who, want.FromImage); err != nil {
+			return base{}, err
+		}
+		name = want.FromImage
+	}
+	r, err := b.Resolve(ctx, who, from)
+	if err != nil {
+		return base{}, err
+	}
+	t, err := b.templates.Resolve(ctx, who.Tenant, r.Template)
+	if err != nil {
+		return base{}, fmt.Errorf("resolve template: %w", err)
+	}
+	set := setting{Env: r.Env, User: r.User, Workdir: r.Workdir}
+	if set.User == "" {
+		set.User = t.User
+	}
+	if set.Workdir == "" {
+		set.Workdir = t.Workdir
+	}
+	return base{domain: r.Template, digest: t.Digest, images: len(t.Images()), setting: set, start: r.Start, name: name}, nil
+}
+
+var pythonTag = regexp.MustCompile(`^(3(?:\.\d+){0,2})(?:-[a-z0-9.-]+)?$`)
+
+// imageTemplate gives the template that has what an image is asked for. Any other image must be pulled, which this server
+// cannot do yet.
+func (b *Builder) imageTemplate(ctx context.Context, who auth.Principal, image string) (string, error) {
+	name := strings.TrimPrefix(strings.TrimPrefix(strings.TrimSpace(image), "docker.io/"), "library/")
+	name, _, _ = strings.Cut(name, "@")
+	repository, tag, _ := strings.Cut(name, ":")
+	switch repository {
+	case "e2bdev/base":
+		return "base", nil
+	case "e2bdev/code-interpreter":
+		return "code-interpreter-v1", nil
+	case "python":
+		t, err := b.templates.Resolve(ctx, who.Tenant, builtIn["code-interpreter-v1"])
+		if err != nil {
+			return "", fmt.Errorf("resolve template: %w", err)
+		}
+		if fits(tag, t.Python.Version) {
+			return "code-interpreter-v1", nil
+		}
+		return "", fault.New(fault.Unsupported, "image '%.200s' cannot be used: this server cannot pull images yet, and its own Python is %s", image, t.Python.Version)
+	}
+	return "", fault.New(fault.Unsupported,
+		"image '%.200s' cannot be used: this server cannot pull images yet; start from a template (base, code-interpreter-v1 or one of your own) or from the image e2bdev/base", image)
+}
+
+// fits tells whether a tag of the python image means an interpreter like the one that is there.
+func fits(tag, version string) bool {
+	if tag == "" || tag == "latest" || tag == "slim" {
+		return version != ""
+	}
+	m := pythonTag.FindStringSubmatch(tag)
+	return len(m) > 1 && strings.HasPrefix(version+".", m[1]+".")
+}

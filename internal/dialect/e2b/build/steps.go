@@ -1,0 +1,215 @@
+package build
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"path"
+	"regexp"
+	"strings"
+
+	"github.com/covehq/cove/internal/fault"
+)
+
+// What ENV steps may set; the domain gives a sandbox no more.
+const (
+	maxEnv      = 256
+	maxEnvBytes = 32 << 10
+)
+
+var (
+	userForm = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$`)
+	nameForm = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+)
+
+// do runs one step.
+func (b *Builder) do(ctx context.Context, s *site, st step) error {
+	switch st.Type {
+	case stepRun:
+		return s.doRun(ctx, st.Args)
+	case stepCopy, stepAdd:
+		return s.doCopy(ctx, st)
+	case stepEnv, stepArg:
+		return s.doEnv(ctx, st.Args)
+	case stepWorkdir:
+		return s.doWorkdir(ctx, st.Args)
+	case stepUser:
+		return s.doUser(ctx, st.Args)
+	}
+	return fault.New(fault.Invalid, "unknown step '%.40s': use RUN, COPY, ENV, WORKDIR or USER", st.Type)
+}
+
+// doRun runs a command in a login shell: args are the command and, perhaps, who runs it.
+func (s *site) doRun(ctx context.Context, args []string) error {
+	if len(args) == 0 || args[0] == "" {
+		return fault.New(fault.Invalid, "RUN needs a command")
+	}
+	as := s.setting
+	if len(args) > 1 && args[1] != "" {
+		as.User = args[1]
+	}
+	return failed(args[0], s.shell(ctx, args[0], as))
+}
+
+// shell runs a command as somebody whose existence is checked first: of that E2B's clients know the words.
+func (s *site) shell(ctx context.Context, text string, as setting) error {
+	known, err := s.hasUser(ctx, as.User)
+	if err != nil {
+		return err
+	}
+	if !known {
+		return fault.New(fault.Invalid, "command failed: unauthenticated: invalid username: '%.80s'", as.User)
+	}
+	out, err := s.run(ctx, command{argv: []string{"/bin/bash", "-l", "-c", text}, as: as, loud: true})
+	if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Invalid) { // such as a working directory that is gone
+		return fault.Wrap(fault.Invalid, err, "command failed: %s", fault.Message(err))
+	}
+	if err != nil {
+		return err
+	}
+	return out.failure()
+}
+
+// failed says which command it was.
+func failed(text string, err error) error {
+	if !fault.Is(err, fault.Invalid) {
+		return err
+	}
+	if len(text) > 1000 {
+		text = text[:1000] + "…"
+	}
+	return fault.Wrap(fault.Invalid, err, "failed to run command '%s': %s", text, fault.Message(err))
+}
+
+// doEnv sets variables: args are names and values by turns.
+func (s *site) doEnv(ctx context.Context, args []string) error {
+	if len(args) == 0 || len(args)%2 != 0 {
+		return fault.New(fault.Invalid, "ENV needs names and values by turns")
+	}
+	known, err := s.variables(ctx)
+	if err != nil {
+		return err
+	}
+	next := maps.Clone(s.setting.Env)
+	if next == nil {
+		next = map[string]string{}
+	}
+	for i := 0; i < len(args); i += 2 {
+		if !nameForm.MatchString(args[i]) {
+			return fault.New(fault.Invalid, "%.60q is not a name for an environment variable", args[i])
+		}
+		next[args[i]] = expand(args[i+1], known)
+	}
+	size := 0
+	for k, v := range next {
+		size += len(k) + len(v)
+	}
+	if len(next) > maxEnv || size > maxEnvBytes {
+		return fault.New(fault.Invalid, "the template sets more than %d variables or %d bytes of them", maxEnv, maxEnvBytes)
+	}
+	s.setting.Env = next
+	return nil
+}
+
+var variable = regexp.MustCompile(`\\\$|\$\{[A-Za-z_][A-Za-z0-9_]*\}|\$[A-Za-z_][A-Za-z0-9_]*`)
+
+// expand puts variables into a text, as a Dockerfile does: $NAME and ${NAME}, and \$ for a dollar sign.
+func expand(text string, known map[string]string) string {
+	return variable.ReplaceAllStringFunc(text, func(found string) string {
+		if found == `\$` {
+			return "$"
+		}
+		return known[strings.Trim(found, "${}")]
+	})
+}
+
+// makeDir makes a directory and gives the levels that were not there to somebody.
+const makeDir = `set -e
+dir=$1; owner=$2; new=()
+while [ ! -e "$dir" ] && [ ! -L "$dir" ]; do new+=("$dir"); dir=$(dirname -- "$dir"); done
+mkdir -p -- "$1"
+[ ${#new[@]} -eq 0 ] || chown -- "$owner" "${new[@]}"`
+
+func (s *site) doWorkdir(ctx context.Context, args []string) error {
+	if len(args) != 1 || args[0] == "" {
+		return fault.New(fault.Invalid, "WORKDIR needs one path")
+	}
+	dir, _, err := s.absolute(ctx, args[0])
+	if err != nil {
+		return err
+	}
+	if err := s.root(ctx, nil, makeDir, dir, s.owner()); err != nil {
+		return wrapStep(err, "failed to make the working directory '%.200s'", dir)
+	}
+	s.setting.Workdir = dir
+	return nil
+}
+
+// wrapStep says what did not work, where it was the caller's doing.
+func wrapStep(err error, format string, args ...any) error {
+	if !fault.Is(err, fault.Invalid) {
+		return err
+	}
+	what := fault.Message(fault.New(fault.Invalid, format, args...))
+	return fault.Wrap(fault.Invalid, err, "%s: %s", what, fault.Message(err))
+}
+
+// owner is to whom new files belong.
+func (s *site) owner() string { return withGroup(cmp.Or(s.setting.User, "user")) }
+
+// withGroup adds the user's own group to an owner without one. Only a user with a name has such.
+func withGroup(owner string) string {
+	if strings.Contains(owner, ":") || strings.Trim(owner, "0123456789") == "" {
+		return owner
+	}
+	return owner + ":"
+}
+
+// absolute is a path of a step from the root on; dir tells that it can only be a directory.
+func (s *site) absolute(ctx context.Context, text string) (clean string, dir bool, err error) {
+	if strings.Contains(text, "$") {
+		known, err := s.variables(ctx)
+		if err != nil {
+			return "", false, err
+		}
+		text = expand(text, known)
+	}
+	if len(text) > maxPath {
+		return "", false, fault.New(fault.Invalid, "the path '%.100s…' is too long", text)
+	}
+	dir = text == "." || strings.HasSuffix(text, "/") || strings.HasSuffix(text, "/.")
+	if !path.IsAbs(text) {
+		text = path.Join(cmp.Or(s.setting.Workdir, "/"), text)
+	}
+	return path.Clean(text), dir, nil
+}
+
+// makeUser makes a user with a group, a home and a shell, if there is none of that name. It does not ask useradd, which not
+// every template has, and which gives up where the host's kernel keeps its audit log to itself.
+const makeUser = `set -e
+id -u -- "$1" >/dev/null 2>&1 && exit
+case $1 in *[!0-9]*) ;; *) exit 0;; esac # a number needs no name
+n=1001
+while getent passwd "$n" >/dev/null || getent group "$n" >/dev/null; do n=$((n+1)); done
+getent group "$1" >/dev/null || echo "$1:x:$n:" >> /etc/group
+g=$(getent group "$1" | cut -d: -f3)
+echo "$1:x:$n:$g::/home/$1:/bin/bash" >> /etc/passwd
+echo "$1:*:19000:0:99999:7:::" >> /etc/shadow
+[ -e "/home/$1" ] || { mkdir -p "/home/$1"; [ ! -d /etc/skel ] || cp -a /etc/skel/. "/home/$1"; chown -R "$n:$g" "/home/$1"; }`
+
+func (s *site) doUser(ctx context.Context, args []string) error {
+	if len(args) != 1 {
+		return fault.New(fault.Invalid, "USER needs one name")
+	}
+	name, _, _ := strings.Cut(args[0], ":") // a group may follow, which the user has anyway
+	if !userForm.MatchString(name) {
+		return fault.New(fault.Invalid, "'%.80s' is not a name for a user", args[0])
+	}
+	if err := s.root(ctx, nil, makeUser, name); err != nil {
+		return wrapStep(err, "failed to make the user '%s'", name)
+	}
+	s.users[name] = true
+	s.setting.User = name
+	s.environ = nil // another user has another home
+	return nil
+}

@@ -1,0 +1,133 @@
+package build_test
+
+import (
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/dialect/e2b/build"
+)
+
+// stalled is a connection of a client that sends no more.
+type stalled struct {
+	*httptest.ResponseRecorder
+	t        *testing.T
+	deadline time.Time
+}
+
+func (s *stalled) SetReadDeadline(t time.Time) error { s.deadline = t; return nil }
+func (s *stalled) Close() error                      { return nil }
+
+func (s *stalled) Read([]byte) (int, error) {
+	if s.deadline.IsZero() {
+		s.t.Error("the body is waited for without end")
+	}
+	return 0, os.ErrDeadlineExceeded
+}
+
+// link is where an archive of a new template goes.
+func (w *world) link(name string) string {
+	w.t.Helper()
+	_, asked := w.ask("POST", "/v3/templates", js{"name": name})
+	_, out := w.ask("GET", "/templates/"+asked["templateID"].(string)+"/files/"+strings.Repeat("0f", 32), nil)
+	return strings.TrimPrefix(out["url"].(string), "http://example.com")
+}
+
+func TestABodyIsNotWaitedForWithoutEnd(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		for name, serve := range map[string]func(http.ResponseWriter, string, io.ReadCloser){
+			"an upload": func(rw http.ResponseWriter, link string, body io.ReadCloser) {
+				r := request("PUT", link, nil)
+				r.Body = body
+				w.builder.ServeUpload(rw, r)
+			},
+			"a request": func(rw http.ResponseWriter, _ string, body io.ReadCloser) {
+				r := request("POST", "/v3/templates", nil)
+				r.Body = body
+				w.builder.Serve(rw, r, w.who)
+			},
+		} {
+			rw := &stalled{ResponseRecorder: recorder(), t: t}
+			serve(rw, w.link("a"), rw)
+			if rw.Code != http.StatusBadRequest || !strings.Contains(rw.Body.String(), "in time") {
+				t.Errorf("%s: %d %s", name, rw.Code, rw.Body)
+			}
+		}
+	})
+}
+
+// drip is an archive that never ends and never stalls for long.
+type drip struct{}
+
+func (drip) Read(p []byte) (int, error) {
+	time.Sleep(time.Minute)
+	return 1, nil
+}
+
+func TestAnUploadEndsHoweverSlowItIs(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		rec, begun := recorder(), time.Now()
+		w.builder.ServeUpload(rec, httptest.NewRequest("PUT", w.link("a"), drip{}))
+		if took := time.Since(begun); rec.Code != http.StatusBadRequest || took > 2*time.Hour {
+			t.Errorf("%d after %v: %s", rec.Code, took, rec.Body)
+		}
+	})
+}
+
+// held is an archive that waits, and tells when somebody reads it.
+type held struct {
+	read atomic.Bool
+	end  chan struct{}
+}
+
+func (h *held) Read([]byte) (int, error) {
+	h.read.Store(true)
+	<-h.end
+	return 0, io.EOF
+}
+
+func TestFewUploadsOfATenantGoOnAtATime(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		var uploads sync.WaitGroup
+		send := func(link string) *held {
+			h := &held{end: make(chan struct{})}
+			uploads.Go(func() {
+				rec := recorder()
+				w.builder.ServeUpload(rec, httptest.NewRequest("PUT", link, h))
+				if rec.Code != http.StatusOK {
+					t.Errorf("%d %s", rec.Code, rec.Body)
+				}
+			})
+			synctest.Wait()
+			return h
+		}
+		link := w.link("a")
+		var going []*held
+		for range build.MaxUploads {
+			going = append(going, send(link))
+		}
+		waits := send(link)
+		w.who = auth.Principal{Tenant: "other"}
+		others := send(w.link("a"))
+		if !going[len(going)-1].read.Load() || waits.read.Load() || !others.read.Load() {
+			t.Errorf("the last that may goes on: %v, one more: %v, another tenant's: %v", going[len(going)-1].read.Load(), waits.read.Load(), others.read.Load())
+		}
+		close(going[0].end)
+		synctest.Wait()
+		if !waits.read.Load() {
+			t.Error("the one that waits does not go on")
+		}
+		for _, h := range append(going[1:], waits, others) {
+			close(h.end)
+		}
+		uploads.Wait()
+	})
+}

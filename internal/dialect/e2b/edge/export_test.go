@@ -1,0 +1,18 @@
+package edge
+
+import "net/http"
+
+// ParseHost reads a host name.
+var ParseHost = parseHost
+
+// Route is what a request is for.
+func Route(e *Edge, r *http.Request) (id string, port int, ok bool) {
+	at, ok, err := e.route(r)
+	return at.id, at.port, ok && err == nil
+}
+
+// Strip takes out of a request what is ours.
+var Strip = strip
+
+// NarrowCookies keeps cookies that are set to their host.
+func NarrowCookies(h http.Header) { narrowCookies(h, route{way: byHost}) }
