@@ -11,7 +11,7 @@ SHELL_C := $(MAKER)/shell/shell.c $(MAKER)/shell/syscalls.h
 SHIM    := kernel/native/shim-$(GOARCH).so
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-all test-isolation fuzz bench bench-quick bench-smoke bench-plot docs lint clean programs FORCE
+.PHONY: build run test test-all test-isolation test-e2b compat e2b-lock fuzz bench bench-quick bench-smoke bench-plot bench-e2b docs lint clean programs FORCE
 
 build: bin/cove bin/cove-agent
 
@@ -58,6 +58,21 @@ test-all: build
 test-isolation: programs
 	$(GO) test -count=1 -v -run 'TestIsolation|TestTrust|TestOutOfMemory' ./internal/driver/native
 
+# The published E2B SDKs, unmodified, against a server; the first run installs them from the lock files.
+test-e2b: programs
+	$(GO) test -count=1 -v -timeout 20m -run 'TestE2B' ./e2e
+
+# The same, and the tables of docs/compatibility.md from what they said.
+compat: programs
+	rm -f bin/e2b.jsonl
+	E2B_SUITE_REPORT=$(CURDIR)/bin/e2b.jsonl $(GO) test -count=1 -timeout 20m -run 'TestE2B' ./e2e
+
+# The newest versions into the lock files. Needs uv and npm.
+e2b-lock:
+	cd e2e/e2b/python && uv pip compile --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--no-header --no-annotate --quiet requirements.txt --output-file requirements.lock
+	cd e2e/e2b/js && npm install --package-lock-only --ignore-scripts --save-exact e2b@latest @e2b/code-interpreter@latest @e2b/cli@latest
+
 FUZZTIME ?= 60s
 fuzz: programs
 	@set -e; grep -rHoE '^func Fuzz[A-Za-z0-9_]+' --include='*_test.go' . | sort | while IFS=: read -r file name; do \
@@ -75,6 +90,10 @@ bench: build
 # The same with two samples each: shows that it works and measures nothing.
 bench-smoke: build
 	$(GO) run ./bench -full -smoke -out bin/bench-smoke
+
+# Through the official E2B SDK for Python, against the same SDK on a server that does nothing.
+bench-e2b: programs
+	COVE_E2B_BENCH=$(CURDIR)/bench/results/e2b.json $(GO) test -count=1 -v -timeout 30m -run 'TestE2BBench$$' ./e2e
 
 # The picture and the tables of README.md and docs/performance.md, from bench/results/peers.json.
 bench-plot:

@@ -1,0 +1,231 @@
+"""Building templates with the SDK's builder."""
+
+import time
+
+import pytest
+from conftest import LIFETIME
+
+from e2b import BuildException, Sandbox, Template, TemplateException, wait_for_file, wait_for_port
+
+
+@pytest.fixture
+def built(tag):
+    """Builds templates and takes them away after the test."""
+    ids = []
+
+    def build(template, name=tag, **kw):
+        info = Template.build(template, name, **kw)
+        ids.append(info.template_id)
+        return info
+
+    yield build
+    for template_id in set(ids):
+        Sandbox.delete_snapshot(template_id)  # the SDK has no other call for DELETE /templates/{id}
+
+
+@pytest.mark.proves("Template.build", "Template.run_cmd", "Template.set_envs", "Template.set_workdir", "Template.from_template")
+def test_steps_make_a_template(built, make, tag):
+    logs = []
+    template = (
+        Template()
+        .from_template("base")
+        .set_envs({"WORD": "built in"})
+        .run_cmd("echo one > /home/user/one && whoami > /home/user/who")
+        .run_cmd("echo two > /two && whoami > /two.who", user="root")
+        .set_workdir("/srv/app")
+        .run_cmd("pwd > where && echo $WORD > word")
+    )
+    info = built(template, on_build_logs=logs.append)
+    assert info.template_id and info.build_id and info.name == tag
+    assert any("echo one" in entry.message for entry in logs)
+    sbx = make(tag)
+    assert sbx.files.read("/home/user/one") == "one\n" and sbx.files.read("/home/user/who") == "user\n"
+    assert sbx.files.read("/two.who", user="root") == "root\n"
+    assert sbx.files.read("/srv/app/where") == "/srv/app\n" and sbx.files.read("/srv/app/word") == "built in\n"
+    assert sbx.commands.run("echo $WORD; pwd").stdout == "built in\n/srv/app\n"
+    assert sbx.get_info().name == tag
+    assert make(info.template_id).files.exists("/two")
+
+
+@pytest.mark.proves("Template.copy", "Template.copy_items")
+def test_files_are_copied_in(built, make, tag, tmp_path):
+    (tmp_path / "app" / "sub").mkdir(parents=True)
+    (tmp_path / "app" / "main.py").write_text("print('main')")
+    (tmp_path / "app" / "sub" / "data.txt").write_text("data")
+    (tmp_path / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    template = (
+        Template(file_context_path=str(tmp_path))
+        .from_template("base")
+        .copy("app", "/opt/app")
+        .copy("run.sh", "bin/", mode=0o755)
+        .copy_items([{"src": "run.sh", "dest": "/opt/as-root.sh", "user": "root", "mode": 0o700}])
+    )
+    built(template)
+    sbx = make(tag)
+    assert sbx.files.read("/opt/app/main.py") == "print('main')"
+    assert sbx.files.read("/opt/app/sub/data.txt") == "data"
+    assert sbx.commands.run("/home/user/bin/run.sh").stdout == "ran\n"
+    info = sbx.files.get_info("/opt/as-root.sh")
+    assert (info.owner, info.mode) == ("root", 0o700)
+
+
+@pytest.mark.proves("Template.set_user", "Template.make_dir", "Template.make_symlink", "Template.remove", "Template.rename")
+def test_the_small_steps(built, make, tag):
+    template = (
+        Template()
+        .from_template("base")
+        .make_dir("/home/user/a", mode=0o700)
+        .run_cmd("echo x > a/f")
+        .rename("/home/user/a/f", "/home/user/a/g")
+        .make_symlink("/home/user/a/g", "/home/user/link")
+        .run_cmd("touch gone")
+        .remove("/home/user/gone")
+        .set_user("root")
+        .run_cmd("whoami > /by")
+        .set_user("user")
+    )
+    built(template)
+    sbx = make(tag)
+    assert sbx.files.read("link") == "x\n"
+    assert not sbx.files.exists("gone")
+    assert sbx.files.get_info("a").mode == 0o700
+    assert sbx.files.read("/by") == "root\n"
+
+
+@pytest.mark.proves("Template.set_start_cmd", "Template.set_ready_cmd")
+def test_the_start_command_runs_in_every_sandbox(built, make, tag, wire):
+    template = (
+        Template()
+        .from_template("base")
+        .run_cmd("mkdir -p site && echo hello > site/index.html")
+        .set_start_cmd("cd /home/user/site && python3 -m http.server 8080", wait_for_port(8080))
+    )
+    built(template)
+    for _ in range(2):
+        sbx = make(tag)
+        assert wire.data("GET", sbx.sandbox_id, 8080, "/").text == "hello\n"
+    ready = Template().from_template("base").run_cmd("touch /tmp/ok").set_ready_cmd(wait_for_file("/tmp/ok"))
+    built(ready, name=tag + "b")
+
+
+@pytest.mark.proves("Template.build", "Template.skip_cache")
+def test_what_was_built_before_is_not_built_again(built, make, tag):
+    def template(base=None):
+        return (base or Template()).from_template("base").run_cmd("date +%s%N > /home/user/stamp")
+
+    def stamp():
+        sbx = make(tag)
+        return sbx.files.read("stamp")
+
+    first = built(template())
+    one = stamp()
+    second = built(template())
+    assert second.template_id == first.template_id and second.build_id != first.build_id
+    assert stamp() == one
+    built(template(), skip_cache=True)
+    assert stamp() != one
+    two = stamp()
+    built(template(Template().skip_cache()))
+    assert stamp() != two
+
+
+@pytest.mark.proves("Template.build_in_background", "Template.get_build_status")
+def test_a_build_is_followed_from_afar(built, tag):
+    template = Template().from_template("base").run_cmd("echo from afar")
+    info = Template.build_in_background(template, tag)
+    status = Template.get_build_status(info)
+    assert status.build_id == info.build_id and status.template_id == info.template_id
+    end = time.monotonic() + 60
+    entries = []
+    while True:
+        status = Template.get_build_status(info, logs_offset=len(entries))
+        entries += status.log_entries
+        if status.status.value in ("ready", "error"):
+            break
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    assert status.status.value == "ready"
+    assert any("from afar" in e.message for e in entries)
+    Sandbox.delete_snapshot(info.template_id)
+
+
+@pytest.mark.proves("Template.exists", "Template.alias_exists")
+def test_a_name_exists_or_not(built, tag):
+    assert Template.exists(tag) is False
+    built(Template().from_template("base").run_cmd("true"))
+    assert Template.exists(tag) is True
+    assert Template.alias_exists(tag) is True
+    assert Template.exists("base") is True
+
+
+@pytest.mark.proves("Template.assign_tags", "Template.get_tags", "Template.remove_tags")
+def test_tags_name_builds(built, make, tag):
+    first = built(Template().from_template("base").run_cmd("echo 1 > v"), name=f"{tag}:v1")
+    second = built(Template().from_template("base").run_cmd("echo 2 > v"), name=tag, tags=["v2", "latest"])
+    assert first.template_id == second.template_id
+    assert make(f"{tag}:v1").files.read("v") == "1\n"
+    assert make(f"{tag}:v2").files.read("v") == "2\n"
+    assigned = Template.assign_tags(f"{tag}:v1", ["stable", "old"])
+    assert assigned.build_id == first.build_id and set(assigned.tags) >= {"stable", "old"}
+    assert make(f"{tag}:stable").files.read("v") == "1\n"
+    tags = {t.tag: t.build_id for t in Template.get_tags(tag)}
+    assert tags["stable"] == tags["v1"] == first.build_id and tags["v2"] == second.build_id
+    Template.remove_tags(tag, "old")
+    assert "old" not in [t.tag for t in Template.get_tags(tag)]
+    with pytest.raises(Exception, match="404"):
+        make(f"{tag}:old")
+
+
+@pytest.mark.proves("Template.build")
+def test_a_failing_step_is_told_with_its_words(tag):
+    with pytest.raises(BuildException, match="exit|status|3"):
+        Template.build(Template().from_template("base").run_cmd("echo doomed; exit 3"), tag)
+    with pytest.raises(
+        BuildException, match="failed to run command 'whoami': command failed: unauthenticated: invalid username: 'root123'"
+    ):
+        Template.build(Template().from_template("base").run_cmd("whoami", user="root123"), tag)
+
+
+@pytest.mark.proves("errors: images")
+def test_an_image_that_cannot_be_had_is_told(tag):
+    with pytest.raises(BuildException):
+        Template.build(Template().from_image("registry.invalid/no/such:image").run_cmd("true"), tag)
+
+
+@pytest.mark.proves("Template.from_template")
+def test_a_template_of_a_template(built, make, tag):
+    built(Template().from_template("base").run_cmd("echo 1 > a"))
+    built(Template().from_template(tag).run_cmd("echo 2 > b"), name=tag + "b")
+    sbx = make(tag + "b")
+    assert (sbx.files.read("a"), sbx.files.read("b")) == ("1\n", "2\n")
+    with pytest.raises((BuildException, TemplateException)):
+        Template.build(Template().from_template("no-such-template").run_cmd("true"), tag + "c")
+
+
+@pytest.mark.proves("Template.from_base_image", "Template.from_dockerfile")
+def test_a_dockerfile_on_the_base_image(built, make, tag):
+    dockerfile = "FROM e2bdev/base\nENV GREETING=hi\nWORKDIR /app\nRUN echo $GREETING > said\n"
+    built(Template().from_dockerfile(dockerfile))
+    assert make(tag).files.read("/app/said", user="root") == "hi\n"
+    built(Template().from_base_image().run_cmd("touch here"), name=tag + "b")
+
+
+@pytest.mark.proves("Template.to_json", "Template.to_dockerfile")
+def test_a_template_is_written_down_without_a_server():
+    template = Template().from_template("base").run_cmd("true")
+    assert '"fromTemplate"' in Template.to_json(template)
+    assert "RUN true" in Template.to_dockerfile(Template().from_image("debian").run_cmd("true"))
+
+
+@pytest.mark.parametrize("name", ["Upper Case", "a/b/c:d", "", "x" * 300])
+@pytest.mark.proves("Template.build")
+def test_a_bad_name_is_refused(name):
+    with pytest.raises(Exception):
+        Template.build(Template().from_template("base").run_cmd("true"), name)
+
+
+@pytest.mark.proves("Template.build")
+def test_size_is_what_was_asked_for(built, make, tag):
+    built(Template().from_template("base").run_cmd("true"), cpu_count=1, memory_mb=512)
+    info = make(tag, timeout=LIFETIME).get_info()
+    assert (info.cpu_count, info.memory_mb) == (1, 512)
