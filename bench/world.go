@@ -5,10 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -188,9 +190,20 @@ func (w *world) close() error {
 	}
 	errs = append(errs, w.stopMaker(ctx))
 	if w.dir != "" {
+		w.tellErrors(os.Stderr)
 		errs = append(errs, os.RemoveAll(w.dir))
 	}
 	return errors.Join(errs...)
+}
+
+// tellErrors shows what the server logged as its own failures: a caller hears no more than that there was one.
+func (w *world) tellErrors(to io.Writer) {
+	said, _ := os.ReadFile(filepath.Join(w.dir, "log")) // none: it was never started
+	for line := range strings.Lines(string(said)) {
+		if strings.Contains(line, "level=ERROR") {
+			fmt.Fprint(to, "server: ", line)
+		}
+	}
 }
 
 func (w *world) stopServer() error {

@@ -129,7 +129,11 @@ static char *layer_path(char *at, u32 i) { return put_number(put(at, "l/"), i); 
 static i64 open_in(int tree, const char *name, u64 flags)
 {
 	struct { u64 flags, mode, resolve; } how = { O_PATH | O_CLOEXEC | flags, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS };
-	return sys4(NR_openat2, tree, (i64)name, (i64)&how, sizeof how);
+	// A ".." in a link is not followed while somebody mounts, and neighbours do all the time.
+	i64 fd = -EAGAIN;
+	for (int tries = 0; fd == -EAGAIN && tries < 1000; tries++)
+		fd = sys4(NR_openat2, tree, (i64)name, (i64)&how, sizeof how);
+	return fd;
 }
 
 static void refuse(const char *name, i64 ret)
