@@ -259,7 +259,7 @@ note("abstract socket", lambda: socket.socket(socket.AF_UNIX).connect("\0cove-te
 note("docker socket", lambda: socket.socket(socket.AF_UNIX).connect("/var/run/docker.sock"))
 note("secret in env", lambda: str([k for k, v in os.environ.items() if "hunter2" in v]))
 note("host process", lambda: str([p for p in os.listdir("/proc") if p.isdigit() and int(p) > 5000]))
-note("ssh keys", lambda: str(os.listdir("/root/.ssh")))
+note("ssh keys", lambda: str(os.listdir(os.path.expanduser("~root") + "/.ssh")))
 print(json.dumps(said))
 `, secret, secret))
 	var got map[string]string

@@ -250,7 +250,7 @@ func TestRealSandboxesBuildTemplates(t *testing.T) {
 		{"type": "COPY", "args": []string{"dir/a", "/opt/renamed", "root", "0755"}, "filesHash": realHash},
 		{"type": "ENV", "args": []string{"GREETING", "hello $HOME"}},
 		{"type": "USER", "args": []string{"bob"}},
-		{"type": "WORKDIR", "args": []string{"/work/here"}},
+		{"type": "WORKDIR", "args": []string{"/srv/here"}},
 		run("echo $GREETING > said; id -un > who"),
 	}
 	start := fromBase(steps...)
