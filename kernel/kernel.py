@@ -425,6 +425,7 @@ def forget_import_caches():
     importlib.invalidate_caches()
 
 
+FIRST_WORD = re.compile(r"[^\W\d]\w*")
 PIP_LINE = re.compile(r"^([ \t]*)(?:pip3?|python3? -m pip)[ \t]+((?:install|uninstall|list|show|freeze|download|check|"
                       r"--version|index|config|cache|wheel|search|inspect)\b.*|--version)$", re.M)
 
@@ -990,6 +991,7 @@ def make_ipython(kernel):
     """The shell over IPython; raises ImportError where there is none."""
     from IPython.core import release
     from IPython.core.autocall import IPyAutocall
+    from IPython.core.macro import Macro
     from IPython.core.displayhook import DisplayHook
     from IPython.core.displaypub import DisplayPublisher
     from IPython.core.error import InputRejected, UsageError
@@ -1146,6 +1148,7 @@ def make_ipython(kernel):
                     "matplotlib.figure", "Figure", lambda figure, kind=kind: draw(figure, kind))
             shell.displayhook.remember_formatters()
             register_scripts(shell)
+            self.known_transformations = self.transformations()
 
         @property
         def count(self):
@@ -1201,6 +1204,11 @@ def make_ipython(kernel):
 
         def parse(self, code, number):
             shell = self.shell
+            if self.is_python(code):
+                try:
+                    return self.parse_cell(code if code.endswith("\n") else code + "\n", code, number)
+                except SyntaxError:
+                    pass  # IPython may know better what it is
             try:
                 return self.parse_cell(shell.transform_cell(code), code, number)
             except SyntaxError:
@@ -1208,6 +1216,25 @@ def make_ipython(kernel):
                 if fixed == code or code.lstrip().startswith("%%"):
                     raise
             return self.parse_cell(shell.transform_cell(fixed), code, number)
+
+        def is_python(self, code):
+            """Whether IPython's transformations would leave a cell that is right Python as it is: they cost as much as the rest."""
+            shell = self.shell
+            first = code[:1]
+            if first in "%!?" or first.isspace() or self.transformations() != self.known_transformations:
+                return False
+            word = FIRST_WORD.match(code)
+            if word is None or "\n" in code.rstrip():
+                return True
+            # A line of its own may be a magic without its sign, or a thing that is called without parentheses.
+            word = word[0]
+            return (word not in shell.magics_manager.magics["line"] and shell.autocall == 0
+                    and not isinstance(shell.user_ns.get(word), (IPyAutocall, Macro)))
+
+        def transformations(self):
+            manager = self.shell.input_transformer_manager
+            return [manager.cleanup_transforms[:], manager.line_transforms[:], manager.token_transformers[:],
+                    self.shell.input_transformers_post[:]]
 
         def parse_cell(self, cell, code, number):
             compiler = self.shell.compile

@@ -756,7 +756,8 @@ class Zygote:
             sock = socket.socket(fileno=CHILD_SOCKET)
             gc.enable()
             if message.get("ahead"):
-                self.rehearse_once()  # nobody waits yet: touch the memory that a first cell will
+                self.rehearse_once()  # nobody waits yet: touch the memory that a birth and a first cell will
+                take_environment(json.loads(json.dumps(dict(os.environ))))
             reseed()
             birth = read_birth(sock)  # a kernel forked ahead waits here
             self.way.become_visible()

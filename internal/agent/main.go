@@ -40,6 +40,10 @@ func serve() error {
 	if err != nil {
 		return fmt.Errorf("descriptor %d is not a channel: %w", channelFD, err)
 	}
+	rehearse(func() (waits bool) {
+		raw, err := ch.SyscallConn()
+		return err != nil || raw.Control(func(fd uintptr) { waits = readable(int(fd)) }) != nil || waits
+	})
 	boot, err := awaitBoot(ch)
 	if err != nil {
 		return err

@@ -681,6 +681,18 @@ class WithIPython(Claims):
         self.assertEqual(kernel.value("out.stdout"), "'hidden\\n'")
         self.assertEqual(kernel.value("'usr' in files"), "True")
 
+    def test_right_python_that_ipython_reads_otherwise(self):
+        kernel = self.own()
+        kernel.run("%cd /usr")
+        self.assertEqual(kernel.value("pwd"), "'/usr'")  # a magic without its sign
+        self.assertEqual(kernel.value("pwd = 3\npwd"), "3")  # not in a cell of more lines, nor once it is a name
+        kernel.run("shell = get_ipython()\nshell.input_transformers_post.append(lambda lines: [l.replace('one', 'two') for l in lines])")
+        self.assertEqual(kernel.value("one = 2\ntwo + 1"), "3")
+        kernel.run("shell.input_transformers_post.clear()")
+        self.assertEqual(kernel.value("one = 5\ntwo"), "2")
+        kernel.run("%macro twice 1\nshell.autocall = 2")
+        self.assertEqual(kernel.value("len 'abc'"), "3")
+
     def test_an_unknown_magic_is_an_error(self):
         self.fails("%nosuchmagic", "UsageError")
 
