@@ -10,7 +10,7 @@ import (
 
 func TestAnybodyMakesOnlySoManyContexts(t *testing.T) {
 	w := newWorld(t)
-	free := interpreter.Occupy(w.id, interpreter.MaxContexts-2) // two are there from the start
+	free := w.handler.Occupy(w.id, interpreter.MaxContexts-2) // two are there from the start
 	status, body := w.do(t, http.MethodPost, "/contexts", object{})
 	if status != http.StatusTooManyRequests || !strings.Contains(body, "at most 64 contexts") {
 		t.Errorf("one too many: %d %s", status, body)

@@ -36,9 +36,6 @@ var initial = []string{agentapi.LanguagePython, agentapi.LanguageJavaScript}
 // maxContexts is how many a sandbox may have: the SDKs make them without a token, so anybody may.
 const maxContexts = 64
 
-// making are the contexts that are being made: many requests at once must not pass the bound that each alone keeps.
-var making = underway{by: map[string]int{}}
-
 // underway counts what has begun and not ended, by sandbox.
 type underway struct {
 	mu sync.Mutex
@@ -61,7 +58,7 @@ func (u *underway) end(id string) {
 	}
 }
 
-func (in *interpreter) create(c *call) error {
+func (in *Interpreter) create(c *call) error {
 	body, err := c.body()
 	if err != nil {
 		return err
@@ -74,8 +71,8 @@ func (in *interpreter) create(c *call) error {
 		return c.unprocessable(err)
 	}
 
-	begun := making.begin(c.id())
-	defer making.end(c.id())
+	begun := c.in.making.begin(c.id())
+	defer c.in.making.end(c.id())
 	kernels, err := in.kernels(c)
 	if err != nil {
 		return asFailure(err)
@@ -107,7 +104,7 @@ func asFailure(err error) error {
 	return &refusal{http.StatusInternalServerError, fault.Message(err)}
 }
 
-func (in *interpreter) list(c *call) error {
+func (in *Interpreter) list(c *call) error {
 	kernels, err := in.kernels(c)
 	if err != nil {
 		return err
@@ -123,7 +120,7 @@ func (in *interpreter) list(c *call) error {
 }
 
 // kernels are those of the sandbox and those that are there from the start and were not needed yet.
-func (in *interpreter) kernels(c *call) ([]agentapi.Kernel, error) {
+func (in *Interpreter) kernels(c *call) ([]agentapi.Kernel, error) {
 	agent, err := in.sandboxes.Agent(c.ctx(), c.t.Who, c.id())
 	if err != nil {
 		return nil, err
@@ -159,7 +156,7 @@ func rank(k agentapi.Kernel) int {
 }
 
 // existing is the context that a path names.
-func (in *interpreter) existing(c *call, id string) (agentapi.Kernel, error) {
+func (in *Interpreter) existing(c *call, id string) (agentapi.Kernel, error) {
 	kernels, err := in.kernels(c)
 	if err != nil {
 		return agentapi.Kernel{}, err
@@ -171,7 +168,7 @@ func (in *interpreter) existing(c *call, id string) (agentapi.Kernel, error) {
 	return kernels[at], nil
 }
 
-func (in *interpreter) remove(c *call) error {
+func (in *Interpreter) remove(c *call) error {
 	k, err := in.existing(c, c.r.PathValue("id"))
 	if err != nil {
 		return err
@@ -186,7 +183,7 @@ func (in *interpreter) remove(c *call) error {
 	return c.answer(nil)
 }
 
-func (in *interpreter) restart(c *call) error {
+func (in *Interpreter) restart(c *call) error {
 	k, err := in.existing(c, c.r.PathValue("id"))
 	if err != nil {
 		return err
@@ -205,7 +202,7 @@ func (in *interpreter) restart(c *call) error {
 }
 
 // start makes a default context's kernel, unless another request has just done so.
-func (in *interpreter) start(c *call, name, language string) error {
+func (in *Interpreter) start(c *call, name, language string) error {
 	_, err := in.sandboxes.StartKernel(c.ctx(), c.t.Who, c.id(), sandbox.KernelSpec{Name: name, Language: language})
 	if fault.Is(err, fault.Conflict) {
 		return nil
@@ -214,7 +211,7 @@ func (in *interpreter) start(c *call, name, language string) error {
 }
 
 // kernelFor is the kernel that an execution is for; the default one is made by the run itself when it is missing.
-func (in *interpreter) kernelFor(c *call, req *execution) (string, error) {
+func (in *Interpreter) kernelFor(c *call, req *execution) (string, error) {
 	if id := text0(req.Context); id != "" {
 		k, err := in.existing(c, id)
 		if err == nil && k.State == "" {

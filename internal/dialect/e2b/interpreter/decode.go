@@ -26,9 +26,6 @@ const maxSmall = 64 << 10
 // counted: nobody who sends long ones keeps others from running their code.
 const maxInFlight = 512 << 20
 
-// inFlight is one for the whole server, whose memory it is about.
-var inFlight = budget{left: maxInFlight}
-
 // budget is a number of bytes that many share.
 type budget struct {
 	mu   sync.Mutex
@@ -167,7 +164,7 @@ func (c *call) body() ([]byte, error) {
 	if c.r.URL.Path != "/execute" {
 		limit = maxSmall
 	}
-	b, err := readCounted(http.MaxBytesReader(c.w, r.Body, limit), &inFlight)
+	b, err := readCounted(http.MaxBytesReader(c.w, r.Body, limit), &c.in.inFlight)
 	var large *http.MaxBytesError
 	var no *refusal
 	switch {

@@ -15,7 +15,7 @@ import (
 	"github.com/covehq/cove/internal/fault"
 )
 
-func (in *interpreter) execute(c *call) error {
+func (in *Interpreter) execute(c *call) error {
 	body, err := c.body()
 	if err != nil {
 		return err
@@ -57,7 +57,7 @@ type said struct {
 
 // stream passes a run on, line by line. Lines that are there at once travel together; while there are none, the client
 // hears that it is waited for.
-func (in *interpreter) stream(c *call, events iter.Seq2[agentapi.Event, error], leave func()) error {
+func (in *Interpreter) stream(c *call, events iter.Seq2[agentapi.Event, error], leave func()) error {
 	news := make(chan said, 64)
 	left := make(chan struct{})
 	var hearing sync.WaitGroup
@@ -206,7 +206,7 @@ func (o *output) begin() {
 
 // broken is a run that cannot be told to its end. Where the sandbox is gone the connection is cut: the SDKs then ask
 // whether it still runs, and say that it was killed.
-func (in *interpreter) broken(c *call, out *output, err error) error {
+func (in *Interpreter) broken(c *call, out *output, err error) error {
 	if errors.Is(err, errLeft) {
 		return nil
 	}

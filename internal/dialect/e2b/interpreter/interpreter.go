@@ -33,15 +33,18 @@ const (
 	headerDelay = 20 * time.Millisecond // how long an answer's head may wait to travel with its first event
 )
 
-// interpreter serves requests that came through the edge.
-type interpreter struct {
+// Interpreter serves requests that came through the edge.
+type Interpreter struct {
+	http.Handler
 	sandboxes Sandboxes
 	log       *slog.Logger
+	inFlight  budget   // of the long bodies of all requests
+	making    underway // the contexts: many requests at once must not pass the bound that each alone keeps
 }
 
 // New makes the handler; every request's context carries its target.
-func New(s Sandboxes, log *slog.Logger) http.Handler {
-	in := &interpreter{sandboxes: s, log: log}
+func New(s Sandboxes, log *slog.Logger) *Interpreter {
+	in := &Interpreter{sandboxes: s, log: log, inFlight: budget{left: maxInFlight}, making: underway{by: map[string]int{}}}
 	mux := http.NewServeMux()
 	for pattern, serve := range map[string]func(*call) error{
 		"GET /health":                 in.health,
@@ -59,7 +62,8 @@ func New(s Sandboxes, log *slog.Logger) http.Handler {
 		})
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { detail(w, http.StatusNotFound, "Not Found") })
-	return cors(mux)
+	in.Handler = cors(mux)
+	return in
 }
 
 // cors lets pages of any origin use the port, as E2B does.
@@ -82,24 +86,25 @@ func cors(next http.Handler) http.Handler {
 
 // call is one request on its way.
 type call struct {
-	w http.ResponseWriter
-	r *http.Request
-	t *target.Target
+	in *Interpreter
+	w  http.ResponseWriter
+	r  *http.Request
+	t  *target.Target
 }
 
 func (c *call) ctx() context.Context { return c.r.Context() }
 func (c *call) id() string           { return c.t.Sandbox.ID }
 
-func (in *interpreter) handler(serve func(*call) error) http.Handler {
+func (in *Interpreter) handler(serve func(*call) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c := &call{w: w, r: r, t: target.From(r.Context())}
+		c := &call{in: in, w: w, r: r, t: target.From(r.Context())}
 		if err := serve(c); err != nil {
 			in.fail(c, err)
 		}
 	})
 }
 
-func (in *interpreter) health(c *call) error { return c.answer("OK") }
+func (in *Interpreter) health(c *call) error { return c.answer("OK") }
 
 func (c *call) answer(value any) error {
 	c.w.Header().Set("Content-Type", "application/json")
@@ -115,7 +120,7 @@ type refusal struct {
 func (r *refusal) Error() string { return r.text }
 
 // fail tells why there is no answer. Programs that use this port tell a sandbox that is gone by 502 alone.
-func (in *interpreter) fail(c *call, err error) {
+func (in *Interpreter) fail(c *call, err error) {
 	var no *refusal
 	switch {
 	case c.ctx().Err() != nil:
@@ -135,7 +140,7 @@ func (in *interpreter) fail(c *call, err error) {
 }
 
 // gone says whether it is the sandbox that is missing, and not something in it.
-func (in *interpreter) gone(c *call, err error) bool {
+func (in *Interpreter) gone(c *call, err error) bool {
 	switch fault.KindOf(err) {
 	case fault.Gone, fault.NotFound, fault.Unavailable:
 	default:

@@ -38,6 +38,7 @@ func (h host) Resolve(context.Context, string, string) (*template.Template, erro
 
 // world is a sandbox whose port is served, by a real Manager over a real agent.
 type world struct {
+	handler *interpreter.Interpreter
 	*httptest.Server
 	manager *sandbox.Manager
 	id      string
@@ -75,10 +76,10 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	w := &world{manager: m, id: sb.ID, home: filepath.Join(dir, sb.ID)}
-	handler := interpreter.New(m, log)
+	w.handler = interpreter.New(m, log)
 	w.Server = httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		t := &target.Target{Sandbox: sb, Who: acme, Log: w.note}
-		handler.ServeHTTP(rw, r.WithContext(target.With(r.Context(), t)))
+		w.handler.ServeHTTP(rw, r.WithContext(target.With(r.Context(), t)))
 	}))
 	t.Cleanup(w.Close)
 	return w

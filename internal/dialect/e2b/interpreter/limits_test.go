@@ -37,13 +37,13 @@ func TestLongBodiesShareABudget(t *testing.T) {
 }
 
 // Occupy makes a sandbox look as if contexts of it were being made.
-func Occupy(id string, n int) (free func()) {
+func (in *Interpreter) Occupy(id string, n int) (free func()) {
 	for range n {
-		making.begin(id)
+		in.making.begin(id)
 	}
 	return func() {
 		for range n {
-			making.end(id)
+			in.making.end(id)
 		}
 	}
 }
