@@ -64,6 +64,7 @@ func New(cfg Config) (*Agent, error) {
 	if cfg.PID1 && cfg.Boot.OpenFiles > 0 {
 		limitOpenFiles(cfg.Boot.OpenFiles)
 	}
+	a.makeWorkdir()
 	if cfg.Boot.Sudo {
 		if err := a.listenSudo(); err != nil {
 			a.Close()
@@ -244,6 +245,7 @@ func init() {
 		agentapi.OpDial:        stream((*Agent).dial),
 		agentapi.OpMetrics:     answer((*Agent).metrics),
 		agentapi.OpAccount:     answer((*Agent).account),
+		agentapi.OpListen:      answer((*Agent).listen),
 		agentapi.OpBranch:      stream((*Agent).branch),
 		agentapi.OpHalt:        stream((*Agent).halt),
 	}

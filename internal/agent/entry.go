@@ -63,7 +63,7 @@ func entryOf(fd int, p string, n *names) (agentapi.Entry, error) {
 	e := agentapi.Entry{
 		Name: path.Base(p), Path: p, Type: entryType(st.Mode), Size: st.Size, Mode: st.Mode & 0o7777,
 		UID: int(st.Uid), GID: int(st.Gid), User: n.users[int(st.Uid)], Group: n.groups[int(st.Gid)],
-		ModTime: time.Unix(st.Mtim.Sec, st.Mtim.Nsec).UTC(),
+		ModTime: time.Unix(st.Mtim.Sec, st.Mtim.Nsec).UTC(), Born: born(fd),
 	}
 	switch e.Type {
 	case agentapi.EntryFile, agentapi.EntryDir:

@@ -67,6 +67,9 @@ func (a *Agent) list(params agentapi.ListParams) (list []agentapi.Entry, err err
 	if depth > maxDepth {
 		return nil, fault.New(fault.Invalid, "a listing goes at most %d levels deep", maxDepth)
 	}
+	if len(params.Names) > 0 {
+		return a.search(params)
+	}
 	list = []agentapi.Entry{}
 	err = a.on(doer{params.User, params.Root}, params.Path, func(u user, p string) error {
 		fd, err := open(atFDCWD, p, syscall.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NONBLOCK, 0)

@@ -56,7 +56,7 @@ func (a *Agent) needs(language, program string, u user) error {
 		return err
 	}
 	if _, err := findProgram(program, searchPath); err != nil {
-		return fault.Wrap(fault.Unsupported, err, "kernels of %s need %s, which is not in this template", language, program)
+		return fault.Wrap(fault.Unsupported, err, "this sandbox's image or template has no %s, which kernels of %s need", program, language)
 	}
 	return nil
 }

@@ -81,6 +81,9 @@ func (a *Agent) startProcess(l *link, params agentapi.ExecParams) (*process, err
 		argv: params.Argv, env: params.Env, clean: params.CleanEnv, cwd: params.Cwd, user: u, tag: p.info.ID,
 		limits: params.Limits,
 	}
+	if c.env, err = a.withEnvFile(params, u); err != nil {
+		return nil, err
+	}
 	if p.info.Cwd == "" {
 		p.info.Cwd, p.info.Here = a.workdir(u), true
 	}

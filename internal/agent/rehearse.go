@@ -3,6 +3,7 @@ package agent
 import (
 	"encoding/json"
 	"net"
+	"slices"
 	"syscall"
 
 	"github.com/covehq/cove/internal/agentapi"
@@ -64,7 +65,7 @@ func (s *stage) adopt() error {
 	if err != nil {
 		return err
 	}
-	s.rest = append(e.theirs[:3:3], e.ours...)
+	s.rest = slices.Concat(e.theirs[:3], e.ours)
 	var pipe [2]int
 	if err := syscall.Pipe2(pipe[:], syscall.O_CLOEXEC); err != nil {
 		syscall.Close(e.theirs[3])
@@ -109,7 +110,9 @@ func (s *stage) run() error {
 	})
 }
 
-func (s *stage) tell(e agentapi.Event) error { return agentapi.WriteJSON(s.kernel, agentapi.FrameEvent, e) }
+func (s *stage) tell(e agentapi.Event) error {
+	return agentapi.WriteJSON(s.kernel, agentapi.FrameEvent, e)
+}
 
 // ask has one operation done, and meanwhile.
 func (s *stage) ask(op agentapi.Op, params any, meanwhile func() error) error {

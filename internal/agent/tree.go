@@ -2,7 +2,9 @@ package agent
 
 import (
 	"bytes"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -119,14 +121,24 @@ func (t *tree) belongs(pid, root int, stats map[int]procStat) bool {
 	return t.tag != "" && tagged(pid, t.tag)
 }
 
-// signal sends to all of the tree as it is now.
+// signal sends to all of the tree as it is now, to the oldest first: a shell that outlives what it waits for by a moment goes
+// on with its next command.
 func (t *tree) signal(sig syscall.Signal) {
 	found := map[int]victim{}
 	t.scan(found)
-	for _, v := range found {
+	root := t.root()
+	for _, v := range slices.SortedFunc(maps.Values(found), func(x, y victim) int { return rank(x.pid, root) - rank(y.pid, root) }) {
 		_ = pidfdSignal(v.fd, sig, 0) // it fails for those that have ended, here and below
 		syscall.Close(v.fd)
 	}
+}
+
+// rank puts a tree's root before everything else.
+func rank(pid, root int) int {
+	if pid == root {
+		return 0
+	}
+	return pid
 }
 
 // maxPasses bounds a fight against something that forks faster than we look; the sandbox's own end is the last resort.

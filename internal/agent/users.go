@@ -2,8 +2,10 @@ package agent
 
 import (
 	"bufio"
+	"errors"
 	"io"
 	"os"
+	"path"
 	"runtime"
 	"strconv"
 	"strings"
@@ -24,7 +26,8 @@ type user struct {
 	shell  string
 }
 
-// user looks up a name or a uid inside the sandbox; empty is the sandbox's own user.
+// user looks up who somebody is inside the sandbox: a name or a uid, with ":" and a group or without; empty is the sandbox's own
+// user.
 func (a *Agent) user(name string) (user, error) {
 	if name == "" {
 		name = a.cfg.Boot.User
@@ -35,9 +38,9 @@ func (a *Agent) user(name string) (user, error) {
 	if name == "" {
 		name = "user"
 	}
-	u, ok := lookupUser(name)
-	if !ok {
-		return user{}, fault.New(fault.NotFound, "there is no user %q in the sandbox", name)
+	u, err := lookupAccount(name)
+	if err != nil {
+		return user{}, err
 	}
 	if u.uid != a.uid && a.uid != 0 {
 		return user{}, fault.New(fault.Denied, "this sandbox cannot become the user %q", name)
@@ -65,6 +68,24 @@ func (a *Agent) account(params agentapi.AccountParams) (agentapi.Account, error)
 	return agentapi.Account{Name: u.name, UID: u.uid, GID: u.gid, Home: u.home, Workdir: a.workdir(u), Env: a.cfg.Boot.Env}, nil
 }
 
+// makeWorkdir makes the working directory that an image names and does not have, for its user.
+func (a *Agent) makeWorkdir() {
+	dir := a.cfg.Boot.Workdir
+	if !a.cfg.PID1 || !path.IsAbs(dir) {
+		return
+	}
+	if _, err := os.Stat(dir); !errors.Is(err, os.ErrNotExist) {
+		return
+	}
+	// One that cannot be made, below a file perhaps, is as good as none: workdir says where commands are then.
+	if os.MkdirAll(dir, 0o755) != nil {
+		return
+	}
+	if u, err := a.user(""); err == nil {
+		_ = os.Chown(dir, u.uid, u.gid)
+	}
+}
+
 func (a *Agent) workdir(u user) string {
 	for _, dir := range []string{a.cfg.Boot.Workdir, u.home} {
 		var st syscall.Stat_t
@@ -73,6 +94,24 @@ func (a *Agent) workdir(u user) string {
 		}
 	}
 	return "/"
+}
+
+// lookupAccount finds a user, in a group of its own choice where one is named: then it is in no other.
+func lookupAccount(account string) (user, error) {
+	name, group, grouped := strings.Cut(account, ":")
+	u, ok := lookupUser(name)
+	if !ok {
+		return user{}, fault.New(fault.NotFound, "there is no user %q in the sandbox", name)
+	}
+	if !grouped {
+		return u, nil
+	}
+	gid, ok := lookupGroup(group)
+	if !ok {
+		return user{}, fault.New(fault.NotFound, "there is no group %q in the sandbox", group)
+	}
+	u.gid, u.groups = gid, []int{gid}
+	return u, nil
 }
 
 func lookupUser(name string) (user, bool) {
@@ -88,8 +127,10 @@ func lookupUser(name string) (user, bool) {
 	})
 	switch {
 	case ok:
-	case byUID:
-		found = user{name: name, uid: uid, gid: uid, home: "/", shell: "/bin/sh"}
+	case byUID && uid == 0:
+		found = user{name: "root", home: "/root", shell: "/bin/sh"}
+	case byUID: // images are made for runtimes that give it root's group
+		found = user{name: name, uid: uid, home: "/", shell: "/bin/sh"}
 	case name == "root": // an image without /etc/passwd still has root
 		found = user{name: "root", home: "/root", shell: "/bin/sh"}
 	default:

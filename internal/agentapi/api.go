@@ -46,6 +46,7 @@ const (
 	OpDial        Op = "dial"         // DialParams; Event started, then Data frames both ways; EOF is a half close
 	OpMetrics     Op = "metrics"      // none → Metrics
 	OpAccount     Op = "account"      // AccountParams → Account
+	OpListen      Op = "listen"       // ListenParams → none: a port of loopback that takes connections and says nothing
 	OpHalt        Op = "halt"         // none → none when every process but the agent is gone; files stay
 	OpBranch      Op = "branch"       // BranchParams: Event branched when a copy stands; the kernel takes no cell until the client leaves
 )
@@ -196,6 +197,7 @@ type ExecParams struct {
 	Argv       []string          `json:"argv"`
 	Env        map[string]string `json:"env,omitempty"`       // added to the sandbox's environment
 	CleanEnv   bool              `json:"clean_env,omitempty"` // Env is all there is
+	EnvFile    string            `json:"env_file,omitempty"`  // lines NAME=value, which go before Env; one that is not there has none
 	Cwd        string            `json:"cwd,omitempty"`       // default: the sandbox's working directory
 	User       string            `json:"user,omitempty"`      // name or uid; default: the sandbox's user
 	PTY        *PTYSize          `json:"pty,omitempty"`
@@ -354,6 +356,7 @@ type Entry struct {
 	User    string            `json:"user,omitempty"`
 	Group   string            `json:"group,omitempty"`
 	ModTime time.Time         `json:"mod_time"`
+	Born    time.Time         `json:"born,omitzero"`    // when it was made, where the file system knows
 	Target  string            `json:"target,omitempty"` // of a symlink
 	Link    *Linked           `json:"link,omitempty"`   // of a symlink that leads somewhere
 	Xattrs  map[string]string `json:"xattrs,omitempty"` // user.* as text
@@ -406,6 +409,8 @@ type ListParams struct {
 	User  string `json:"user,omitempty"`
 	Root  bool   `json:"root,omitempty"`
 	Depth int    `json:"depth,omitempty"`
+	// Names, if any, chooses regular files whose base name matches one of these patterns of path.Match, at any depth.
+	Names []string `json:"names,omitempty"`
 }
 
 // ReadParams read a file; Length 0 is all of it.
@@ -478,6 +483,11 @@ type DialParams struct {
 	Port    int    `json:"port"`
 	Network string `json:"network,omitempty"` // tcp (default)
 	Host    string `json:"host,omitempty"`    // default 127.0.0.1; only loopback is allowed
+}
+
+// ListenParams name a port of loopback.
+type ListenParams struct {
+	Port int `json:"port"`
 }
 
 // Metrics is what the agent sees from inside; the driver's own accounting is the authority.

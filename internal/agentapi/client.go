@@ -189,6 +189,11 @@ func (c *Client) Account(ctx context.Context, p AccountParams) (Account, error) 
 	return ask[Account](ctx, c, OpAccount, p)
 }
 
+// Listen has the agent take connections on a port of the sandbox's loopback, unless somebody does already.
+func (c *Client) Listen(ctx context.Context, p ListenParams) error {
+	return c.call(ctx, OpListen, p, nil)
+}
+
 // DialPort connects to a port inside the sandbox. The connection outlives ctx, which bounds only the dialing.
 func (c *Client) DialPort(ctx context.Context, p DialParams) (*PortConn, error) {
 	l, err := c.open(ctx, OpDial, p)

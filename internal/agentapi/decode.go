@@ -11,7 +11,7 @@ import (
 var Ops = []Op{
 	OpHello, OpExec, OpAttach, OpProcesses, OpSignal, OpStdin, OpResize, OpRun, OpKernels, OpKernelStart,
 	OpKernelWait, OpKernelStop, OpInterrupt, OpStat, OpList, OpRead, OpWrite, OpMkdir, OpMove, OpRemove, OpChmod,
-	OpWatch, OpDial, OpMetrics, OpAccount, OpBranch, OpHalt,
+	OpWatch, OpDial, OpMetrics, OpAccount, OpListen, OpBranch, OpHalt,
 }
 
 // DecodeRequest reads the first frame of a connection.

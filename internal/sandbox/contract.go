@@ -26,6 +26,8 @@ const (
 	CauseHostReboot Cause = "host_reboot" // the host restarted
 	CauseStartFail  Cause = "start_failed"
 	CauseShutdown   Cause = "shutdown" // the operator ended all of them
+	CauseExited     Cause = "exited"   // its main process, where its dialect knows one, ended well
+	CauseFailed     Cause = "failed"   // its main process ended in failure
 )
 
 // Storage says where the sandbox's own layer lives.
@@ -49,6 +51,7 @@ type StartRequest struct {
 	Env      map[string]string
 	Deadline time.Time // zero: none. The driver ends the sandbox then even if the server is gone.
 	Labels   map[string]string
+	Mounts   []Mount
 }
 
 // Caps is what a driver can do beyond the contract.
@@ -62,6 +65,8 @@ type Caps struct {
 	Fork        bool   `json:"fork"`     // Fork copies a running kernel's memory
 	Pause       bool   `json:"pause"`    // Pause stops every process and keeps its memory
 	Snapshot    bool   `json:"snapshot"` // Snapshot makes a template of a sandbox's files
+	Images      bool   `json:"images"`   // it is an Imager
+	Mounts      bool   `json:"mounts"`   // StartRequest.Mounts is honoured
 }
 
 // Instance is one living sandbox as its driver sees it.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/covehq/cove/internal/auth"
@@ -83,24 +84,27 @@ func (m *Manager) plan(ctx context.Context, p auth.Principal, spec Spec) (plan, 
 			return plan{}, err
 		}
 	}
+	if len(spec.Mounts) > 0 && !m.driver.Caps().Mounts {
+		return plan{}, m.noMounts()
+	}
 	t, err := m.templates.Resolve(ctx, p.Tenant, cmp.Or(spec.Template, m.cfg.DefaultTemplate))
 	if err != nil {
 		return plan{}, fmt.Errorf("resolve template: %w", err)
 	}
 	defaults := capLimits(orLimits(t.Limits, m.cfg.DefaultLimits), m.cfg.MaxLimits)
 	sb := Sandbox{
-		Tenant: p.Tenant, Template: t.Name, TemplateDigest: t.Digest, Key: spec.Key, State: StateStarting,
+		ID: spec.ID, Tenant: p.Tenant, Template: t.Name, TemplateDigest: t.Digest, Key: spec.Key, State: StateStarting,
 		IdleTimeout: max(0, cmp.Or(spec.IdleTimeout, m.cfg.DefaultIdleTimeout)),
 		IdleAction:  cmp.Or(spec.IdleAction, IdleKill), AutoResume: spec.AutoResume,
 		DeadlineAction: cmp.Or(spec.DeadlineAction, IdleKill), ColdPause: spec.ColdPause, ResumeLifetime: m.cfg.atMost(spec.ResumeLifetime),
 		Limits: orLimits(spec.Limits, defaults), Metadata: maps.Clone(spec.Metadata), Annotations: maps.Clone(spec.Annotations),
-		Network: network, Storage: cmp.Or(spec.Storage, StorageVolatile),
+		Network: network, Storage: cmp.Or(spec.Storage, StorageVolatile), Mounts: slices.Clone(spec.Mounts),
 	}
 	return plan{
 		sandbox: sb, idem: spec.IdempotencyKey, digest: spec.digest(), lifetime: lifetime, idEnv: spec.IDEnv,
 		request: StartRequest{
 			Tenant: p.Tenant, Template: t, Limits: sb.Limits, Network: sb.Network, Storage: sb.Storage,
-			Env: maps.Clone(spec.Env), Labels: maps.Clone(spec.Metadata),
+			Env: maps.Clone(spec.Env), Labels: maps.Clone(spec.Metadata), Mounts: sb.Mounts,
 		},
 	}, nil
 }
@@ -139,7 +143,7 @@ func (m *Manager) admit(tenant string, n int) error {
 
 // enlist gives a new sandbox its id and deadline and enters it into memory; called with mu held.
 func (m *Manager) enlist(sb Sandbox, lifetime time.Duration, idem, digest string) *entry {
-	sb.ID, sb.CreatedAt = newID(), now()
+	sb.ID, sb.CreatedAt = cmp.Or(sb.ID, NewID()), now()
 	sb.Deadline = deadlineOf(sb.CreatedAt, lifetime)
 	e := newEntry(sb, idem, digest)
 	m.keep(e)

@@ -28,6 +28,20 @@ func (m *Manager) Kill(ctx context.Context, p auth.Principal, id string) (Sandbo
 	return m.stored(ctx, p, id)
 }
 
+// End ends a sandbox for a reason that its dialect saw: its main process is over. One that has ended, or is ending, is
+// returned as it is.
+func (m *Manager) End(ctx context.Context, p auth.Principal, id string, cause Cause, message string) (Sandbox, error) {
+	leave, err := m.enter()
+	if err != nil {
+		return Sandbox{}, err
+	}
+	defer leave()
+	if e := m.find(p, id); e != nil {
+		return m.end(ctx, e, cause, message)
+	}
+	return m.stored(ctx, p, id)
+}
+
 // Expire does at once what would happen to a running sandbox at its deadline. A paused one stays as it is.
 func (m *Manager) Expire(ctx context.Context, p auth.Principal, id string) (Sandbox, error) {
 	e, leave, err := m.enterUsable(ctx, p, id)

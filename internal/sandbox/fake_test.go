@@ -221,6 +221,24 @@ func (s *fakeStore) Save(ctx context.Context, r sandbox.Record, e ...sandbox.Lif
 	return s.Store.Save(ctx, r, e...)
 }
 
+func (s *fakeStore) InsertAll(ctx context.Context, entries []sandbox.Entry) error {
+	for range entries {
+		if err := s.call("insert"); err != nil {
+			return err
+		}
+	}
+	return s.Store.InsertAll(ctx, entries)
+}
+
+func (s *fakeStore) SaveAll(ctx context.Context, entries []sandbox.Entry) error {
+	for _, e := range entries {
+		if err := s.call("save " + string(e.Record.State)); err != nil {
+			return err
+		}
+	}
+	return s.Store.SaveAll(ctx, entries)
+}
+
 type fakeObserver struct {
 	mu              sync.Mutex
 	created, failed int
@@ -725,8 +743,11 @@ func (d *fakeDriver) answerRun(box *fakeBox, conn net.Conn, p agentapi.RunParams
 	}
 	d.mu.Unlock()
 	switch {
-	case !ok:
+	case !ok && p.Kernel != agentapi.DefaultKernel:
 		refuse(conn, fault.NotFound)
+		return
+	case !ok:
+		refuse(conn, fault.Gone) // as the agent does: it may be made
 		return
 	case k.State == agentapi.KernelDead:
 		refuse(conn, fault.Gone)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -114,7 +115,7 @@ func (m *Manager) claimForks(parent Sandbox, spec ForkSpec) ([]*entry, error) {
 			ForkedFrom: parent.ID, IdleTimeout: parent.IdleTimeout, IdleAction: parent.IdleAction, AutoResume: parent.AutoResume,
 			DeadlineAction: parent.DeadlineAction, ColdPause: parent.ColdPause, ResumeLifetime: parent.ResumeLifetime,
 			Limits: parent.Limits, Network: parent.Network, Storage: parent.Storage, Metadata: maps.Clone(spec.Metadata),
-			Annotations: maps.Clone(spec.Annotations),
+			Annotations: maps.Clone(spec.Annotations), Mounts: slices.Clone(parent.Mounts),
 		}, -1, "", "")
 	}
 	return children, nil
@@ -143,8 +144,8 @@ func (m *Manager) fork(ctx context.Context, parent *entry, children []*entry, sp
 	defer free()
 	recorded := m.recordForks(ctx, children, cancel) // while the driver works, as for a create
 	forked, err := m.forkWithin(forkCtx, parent, children, spec)
-	if r := <-recorded; r.err != nil {
-		return Forked{}, m.unfork(ctx, children[:r.n], children[r.n:], r.err)
+	if unrecorded := <-recorded; unrecorded != nil {
+		return Forked{}, m.unfork(ctx, nil, children, unrecorded)
 	}
 	if err == nil {
 		err = m.beginForks(forkCtx, parent, children, spec.Lifetime)
@@ -158,36 +159,24 @@ func (m *Manager) fork(ctx context.Context, parent *entry, children []*entry, sp
 	return forked, nil
 }
 
-// rows is how many of the children of a fork have one, and why the next has not.
-type rows struct {
-	n   int
-	err error
-}
-
 // recordForks writes the rows of children, and calls off the fork when it cannot. Who learns of the end of one meanwhile
 // records that once its row is there.
-func (m *Manager) recordForks(ctx context.Context, children []*entry, cancel context.CancelFunc) <-chan rows {
-	done, born := make(chan rows, 1), make([]Record, len(children))
+func (m *Manager) recordForks(ctx context.Context, children []*entry, cancel context.CancelFunc) <-chan error {
+	done, born := make(chan error, 1), make([]Record, len(children))
 	for i, e := range children {
 		born[i] = e.record()
 		e.saving.Lock()
 	}
 	go func() {
-		var r rows
-		for i, e := range children {
-			if r.err == nil {
-				r.err = m.write(ctx, born[i], m.store.Insert, LifecycleEvent{Type: LifecycleCreated})
-			}
+		err := m.writeAll(ctx, born, m.store.InsertAll, LifecycleEvent{Type: LifecycleCreated})
+		for _, e := range children {
 			e.saving.Unlock()
-			if r.err == nil {
-				r.n++
-			}
 		}
-		if r.err != nil {
-			r.err = fmt.Errorf("record sandbox %s: %w", children[r.n].id, r.err)
+		if err != nil {
+			err = fmt.Errorf("record %d forks: %w", len(children), err)
 			cancel()
 		}
-		done <- r
+		done <- err
 	}()
 	return done
 }
@@ -238,20 +227,30 @@ func (m *Manager) beginForks(ctx context.Context, parent *entry, children []*ent
 		if !e.begin() {
 			return goneError(e.snapshot())
 		}
-		err := m.save(ctx, e, LifecycleEvent{Type: LifecycleForked, Message: parent.id}, LifecycleEvent{Type: LifecycleStarted})
-		if fault.Is(err, fault.Conflict) { // it ended before this row was written
-			return goneError(e.snapshot())
-		}
-		if err != nil {
-			return fmt.Errorf("record start of sandbox %s: %w", e.id, err)
-		}
+	}
+	err := m.saveAll(ctx, children, LifecycleEvent{Type: LifecycleForked, Message: parent.id}, LifecycleEvent{Type: LifecycleStarted})
+	if err != nil && !fault.Is(err, fault.Conflict) {
+		return fmt.Errorf("record the start of %d forks: %w", len(children), err)
+	}
+	if err != nil { // one of them ended before this was written
+		return goneError(ended(children))
 	}
 	// Conflict: the parent has ended since, which its children survive.
-	err := m.save(ctx, parent, LifecycleEvent{Type: LifecycleForked, Message: strings.Join(ids, ", ")})
+	err = m.save(ctx, parent, LifecycleEvent{Type: LifecycleForked, Message: strings.Join(ids, ", ")})
 	if err != nil && !fault.Is(err, fault.Conflict) {
 		return fmt.Errorf("record fork of sandbox %s: %w", parent.id, err)
 	}
 	return nil
+}
+
+// ended is the first that does not run any more.
+func ended(entries []*entry) Sandbox {
+	for _, e := range entries {
+		if sb := e.snapshot(); sb.State == StateEnded {
+			return sb
+		}
+	}
+	return entries[0].snapshot()
 }
 
 // setDeadlines tells the driver of all at once.

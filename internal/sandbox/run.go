@@ -76,12 +76,13 @@ func (m *Manager) run(ctx context.Context, e *entry, params agentapi.RunParams) 
 		client := m.client(e, nil)
 		stream, err := client.Run(ctx, params)
 		if fault.Is(err, fault.Gone) && e.snapshot().State.usable() {
-			if err := m.replaceKernel(ctx, e, params.Kernel); err != nil {
-				yield(agentapi.Event{}, err)
+			lost, failed := m.replaceKernel(ctx, e, params.Kernel)
+			if failed != nil {
+				yield(agentapi.Event{}, failed)
 				return
 			}
 			notice := fmt.Sprintf("kernel %q was gone and has been started anew; its variables are lost", params.Kernel)
-			if !yield(agentapi.Event{Type: agentapi.EventNotice, Time: time.Now(), Message: notice}, nil) {
+			if lost && !yield(agentapi.Event{Type: agentapi.EventNotice, Time: time.Now(), Message: notice}, nil) {
 				return
 			}
 			stream, err = client.Run(ctx, params)
@@ -236,19 +237,20 @@ func (m *Manager) kernel(ctx context.Context, p auth.Principal, id, name string,
 	return k, nil
 }
 
-// replaceKernel makes a new kernel for one that is gone, unless another run has just done so.
-func (m *Manager) replaceKernel(ctx context.Context, e *entry, name string) error {
+// replaceKernel makes a new kernel for one that is gone, unless another run has just done so. Nothing is lost where there
+// never was one: a sandbox of an image has no kernel before its first cell.
+func (m *Manager) replaceKernel(ctx context.Context, e *entry, name string) (lost bool, err error) {
 	unlock, err := e.lockKernels(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer unlock()
 	old, err := m.findKernel(ctx, e, name)
 	if err != nil || old != nil && old.State != agentapi.KernelDead {
-		return err
+		return true, err
 	}
 	_, err = m.makeKernel(ctx, m.client(e, nil), e.id, m.like(old, name))
-	return err
+	return old != nil, err
 }
 
 // findKernel is nil where there is no kernel of that name, not even a dead one.

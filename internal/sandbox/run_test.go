@@ -59,6 +59,14 @@ func TestRun(t *testing.T) {
 			got, err = w.run(id, agentapi.RunParams{Code: "1+1"})
 			wantTypes(t, got, err, plain...)
 		},
+		"where there never was a kernel nothing is said to be lost": func(t *testing.T, w *world) {
+			id := w.create(sandbox.Spec{}).ID
+			w.driver.mu.Lock()
+			clear(w.driver.boxes[id].kernels)
+			w.driver.mu.Unlock()
+			got, err := w.run(id, agentapi.RunParams{Code: "1+1"})
+			wantTypes(t, got, err, plain...)
+		},
 		"a warm kernel comes from the driver": func(t *testing.T, w *world) {
 			w.driver.caps.WarmKernels = true
 			id := w.create(sandbox.Spec{}).ID

@@ -55,6 +55,7 @@ const (
 
 // Spec is what somebody asks for; everything left out is the template's or the server's choice.
 type Spec struct {
+	ID             string            `json:"id,omitempty"` // from NewID, for a dialect that told it before; empty: a new one
 	Template       string            `json:"template,omitempty"`
 	Key            string            `json:"key,omitempty"`             // get-or-create: at most one living sandbox of a tenant has it
 	IdempotencyKey string            `json:"idempotency_key,omitempty"` // a retry of the same request finds what the first made
@@ -73,6 +74,7 @@ type Spec struct {
 	Network        *policy.Network   `json:"network,omitempty"`        // nil: the server's default
 	NarrowNetwork  bool              `json:"narrow_network,omitempty"` // Network opens nothing that the server's default closes
 	Storage        Storage           `json:"storage,omitempty"`
+	Mounts         []Mount           `json:"mounts,omitempty"`
 }
 
 // Sandbox is one sandbox as its owner may see it, during its life and after.
@@ -102,6 +104,7 @@ type Sandbox struct {
 	Annotations    map[string]string `json:"annotations,omitempty"`
 	Network        policy.Network    `json:"network"`
 	Storage        Storage           `json:"storage"`
+	Mounts         []Mount           `json:"mounts,omitempty"`
 	Cause          Cause             `json:"cause,omitempty"`         // from stopping on
 	CauseMessage   string            `json:"cause_message,omitempty"` // one sentence more, such as the victim of an OOM
 	Usage          Usage             `json:"usage,omitzero"`          // of its whole life, once it has ended
@@ -124,6 +127,7 @@ type ListQuery struct {
 	TemplateIn string
 	Key        string
 	Without    string // name of an annotation that they do not have
+	Causes     []Cause
 	// StartedAfter leaves out what was created earlier; Ascending turns the order round.
 	StartedAfter time.Time
 	Ascending    bool
@@ -154,6 +158,7 @@ const (
 	LifecycleAdopted  LifecycleType = "adopted"          // a new server took it over
 	LifecycleLifetime LifecycleType = "lifetime_changed" // Deadline
 	LifecycleNetwork  LifecycleType = "network_changed"
+	LifecycleMetadata LifecycleType = "metadata_changed"
 	LifecyclePaused   LifecycleType = "paused"   // Deadline of the pause
 	LifecycleResumed  LifecycleType = "resumed"  // Deadline
 	LifecycleForked   LifecycleType = "forked"   // Message: of a child its parent's id, of a parent its children's

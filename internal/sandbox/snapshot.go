@@ -20,8 +20,8 @@ const maxDescription = 1 << 10
 // templateName is the rule of template definitions.
 var templateName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,62}$`)
 
-// userName is what a system of ours takes for one.
-var userName = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
+// userName is a name or a number, of a user and perhaps of a group, as images say it.
+var userName = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,63})?$`)
 
 func checkUser(name string) error {
 	if name != "" && !userName.MatchString(name) {

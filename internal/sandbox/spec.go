@@ -75,6 +75,9 @@ func (s Spec) validate() error {
 	if s.ResumeLifetime < 0 {
 		return fault.New(fault.Invalid, "the lifetime after a resume cannot be negative")
 	}
+	if err := CheckMounts(s.Mounts); err != nil {
+		return err
+	}
 	if s.Network != nil {
 		return s.Network.Validate()
 	}
@@ -94,6 +97,7 @@ func (s Spec) digest() string {
 	if s.IdempotencyKey == "" {
 		return ""
 	}
+	s.ID = "" // a retry has another
 	b, err := json.Marshal(s)
 	if err != nil {
 		panic(fmt.Sprintf("a spec is plain data: %v", err)) // NaN limits were refused before

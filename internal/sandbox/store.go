@@ -15,6 +15,12 @@ type Record struct {
 	Unspent time.Duration
 }
 
+// Entry is a sandbox to write, with its events.
+type Entry struct {
+	Record Record
+	Events []LifecycleEvent
+}
+
 // Document is a small text that a dialect keeps beside sandboxes, under a name of its own, and understands alone.
 type Document struct {
 	ID      string
@@ -32,6 +38,9 @@ type Store interface {
 	// Save replaces a sandbox and adds events at once, or does neither: what has ended is fault.Conflict and
 	// stays as it is; what was never inserted is fault.NotFound.
 	Save(ctx context.Context, r Record, events ...LifecycleEvent) error
+	// InsertAll and SaveAll do so for several, all or none.
+	InsertAll(ctx context.Context, entries []Entry) error
+	SaveAll(ctx context.Context, entries []Entry) error
 	// Get finds a sandbox of any tenant, or fault.NotFound.
 	Get(ctx context.Context, id string) (Record, error)
 	// Living returns every sandbox that has not ended, oldest first.

@@ -17,12 +17,12 @@ import (
 const columns = `id, tenant, template, template_digest, key, idempotency_key, spec_digest, boot_id, state,
 	created_at, started_at, deadline, ended_at, last_used, idle_timeout, limits, metadata, network, storage,
 	cause, cause_message, usage, forked_from, auto_resume, idle_action, paused_at, unspent,
-	annotations, deadline_action, cold_pause, cold, resume_lifetime`
+	annotations, deadline_action, cold_pause, cold, resume_lifetime, mounts`
 
 const (
 	insertQuery = `INSERT INTO sandboxes (` + columns + `)
 		VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22,
-		?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32)`
+		?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33)`
 	// What never changes in a life is not written again; the arguments are those of insertQuery.
 	saveQuery = `UPDATE sandboxes SET boot_id = ?8, state = ?9, started_at = ?11, deadline = ?12, ended_at = ?13,
 		last_used = ?14, idle_timeout = ?15, limits = ?16, metadata = ?17, network = ?18, cause = ?20,
@@ -35,15 +35,14 @@ const (
 
 // Insert adds a sandbox with its first events.
 func (s *Store) Insert(ctx context.Context, r sandbox.Record, events ...sandbox.LifecycleEvent) error {
-	args, err := row(r)
-	if err != nil {
+	return s.InsertAll(ctx, []sandbox.Entry{{Record: r, Events: events}})
+}
+
+// InsertAll adds sandboxes, all or none.
+func (s *Store) InsertAll(ctx context.Context, entries []sandbox.Entry) error {
+	err := s.writeAll(ctx, entries, func(tx *sql.Tx, _ string, args []any) error {
+		_, err := tx.StmtContext(ctx, s.stmts.insert).ExecContext(ctx, args...)
 		return err
-	}
-	err = s.inTx(ctx, func(tx *sql.Tx) error {
-		if _, err := tx.StmtContext(ctx, s.stmts.insert).ExecContext(ctx, args...); err != nil {
-			return err
-		}
-		return s.addEvents(ctx, tx, events)
 	})
 	if conflict(err) {
 		return fault.Wrap(fault.Conflict, err, "a living sandbox has the same id, key or idempotency key")
@@ -56,24 +55,47 @@ func (s *Store) Insert(ctx context.Context, r sandbox.Record, events ...sandbox.
 
 // Save replaces a living sandbox and adds events.
 func (s *Store) Save(ctx context.Context, r sandbox.Record, events ...sandbox.LifecycleEvent) error {
-	args, err := row(r)
-	if err != nil {
-		return err
-	}
-	err = s.inTx(ctx, func(tx *sql.Tx) error {
+	return s.SaveAll(ctx, []sandbox.Entry{{Record: r, Events: events}})
+}
+
+// SaveAll replaces living sandboxes, all or none.
+func (s *Store) SaveAll(ctx context.Context, entries []sandbox.Entry) error {
+	err := s.writeAll(ctx, entries, func(tx *sql.Tx, id string, args []any) error {
 		result, err := tx.StmtContext(ctx, s.stmts.save).ExecContext(ctx, args...)
 		if err != nil {
 			return err
 		}
 		if n, err := result.RowsAffected(); err != nil || n == 0 {
-			return errors.Join(err, s.whyUnsaved(ctx, tx, r.ID))
+			return errors.Join(err, s.whyUnsaved(ctx, tx, id))
 		}
-		return s.addEvents(ctx, tx, events)
+		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("save sandbox: %w", err)
 	}
 	return nil
+}
+
+// writeAll writes rows and then their events in one transaction.
+func (s *Store) writeAll(ctx context.Context, entries []sandbox.Entry, write func(tx *sql.Tx, id string, args []any) error) error {
+	rows := make([][]any, len(entries))
+	for i, e := range entries {
+		var err error
+		if rows[i], err = row(e.Record); err != nil {
+			return err
+		}
+	}
+	return s.inTx(ctx, func(tx *sql.Tx) error {
+		for i, e := range entries {
+			if err := write(tx, e.Record.ID, rows[i]); err != nil {
+				return err
+			}
+			if err := s.addEvents(ctx, tx, e.Events); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 func (s *Store) whyUnsaved(ctx context.Context, tx *sql.Tx, id string) error {
@@ -199,6 +221,14 @@ func listWhere(tenant string, q sandbox.ListQuery) (where string, args []any, er
 		}
 		terms = append(terms, "state IN ("+strings.Join(marks, ", ")+")")
 	}
+	if len(q.Causes) > 0 {
+		marks := make([]string, 0, len(q.Causes))
+		for _, cause := range q.Causes {
+			marks = append(marks, "?")
+			args = append(args, string(cause))
+		}
+		terms = append(terms, "cause IN ("+strings.Join(marks, ", ")+")")
+	}
 	switch {
 	case q.Template == "":
 	case q.TemplateIn == "":
@@ -292,8 +322,8 @@ func (s *Store) query(ctx context.Context, query string, args []any, each func(*
 
 // row is a record as the arguments of insertQuery and saveQuery.
 func row(r sandbox.Record) ([]any, error) {
-	var texts [5]string
-	for i, v := range []any{r.Limits, r.Metadata, r.Network, r.Usage, r.Annotations} {
+	var texts [6]string
+	for i, v := range []any{r.Limits, r.Metadata, r.Network, r.Usage, r.Annotations, r.Mounts} {
 		b, err := json.Marshal(v)
 		if err != nil {
 			return nil, fmt.Errorf("encode sandbox %s: %w", r.ID, err)
@@ -305,7 +335,7 @@ func row(r sandbox.Record) ([]any, error) {
 		micros(r.CreatedAt), micros(r.StartedAt), micros(r.Deadline), micros(r.EndedAt), micros(r.LastUsed), int64(r.IdleTimeout),
 		texts[0], texts[1], texts[2], string(r.Storage), string(r.Cause), r.CauseMessage, texts[3],
 		r.ForkedFrom, r.AutoResume, string(r.IdleAction), micros(r.PausedAt), int64(r.Unspent),
-		texts[4], string(r.DeadlineAction), r.ColdPause, r.Cold, int64(r.ResumeLifetime),
+		texts[4], string(r.DeadlineAction), r.ColdPause, r.Cold, int64(r.ResumeLifetime), texts[5],
 	}, nil
 }
 
@@ -314,11 +344,11 @@ type scanner interface{ Scan(dest ...any) error }
 func scan(from scanner) (sandbox.Record, error) {
 	var r sandbox.Record
 	var created, started, deadline, ended, used, idle, paused int64
-	var limits, metadata, network, usage, annotations []byte
+	var limits, metadata, network, usage, annotations, mounts []byte
 	err := from.Scan(&r.ID, &r.Tenant, &r.Template, &r.TemplateDigest, &r.Key, &r.IdempotencyKey, &r.SpecDigest, &r.BootID, &r.State,
 		&created, &started, &deadline, &ended, &used, &idle, &limits, &metadata, &network, &r.Storage,
 		&r.Cause, &r.CauseMessage, &usage, &r.ForkedFrom, &r.AutoResume, &r.IdleAction, &paused, &r.Unspent,
-		&annotations, &r.DeadlineAction, &r.ColdPause, &r.Cold, &r.ResumeLifetime)
+		&annotations, &r.DeadlineAction, &r.ColdPause, &r.Cold, &r.ResumeLifetime, &mounts)
 	if err != nil {
 		return sandbox.Record{}, err
 	}
@@ -328,7 +358,7 @@ func scan(from scanner) (sandbox.Record, error) {
 	for _, f := range []struct {
 		text []byte
 		to   any
-	}{{limits, &r.Limits}, {metadata, &r.Metadata}, {network, &r.Network}, {usage, &r.Usage}, {annotations, &r.Annotations}} {
+	}{{limits, &r.Limits}, {metadata, &r.Metadata}, {network, &r.Network}, {usage, &r.Usage}, {annotations, &r.Annotations}, {mounts, &r.Mounts}} {
 		if err := json.Unmarshal(f.text, f.to); err != nil {
 			return sandbox.Record{}, fmt.Errorf("decode sandbox %s: %w", r.ID, err)
 		}

@@ -198,9 +198,14 @@ func (m *Manager) Resume(ctx context.Context, p auth.Principal, id string, lifet
 
 // Snapshot is sandbox.snapshot.
 func (m *Manager) Snapshot(ctx context.Context, p auth.Principal, id, name, description string) (*template.Template, error) {
+	return m.SnapshotAs(ctx, p, id, sandbox.SnapshotSpec{Name: name, Description: description})
+}
+
+// SnapshotAs is sandbox.snapshot too.
+func (m *Manager) SnapshotAs(ctx context.Context, p auth.Principal, id string, spec sandbox.SnapshotSpec) (*template.Template, error) {
 	ctx, span := m.start(ctx, "sandbox.snapshot", p, id)
 	defer span.End()
-	t, err := m.Manager.Snapshot(ctx, p, id, name, description)
+	t, err := m.Manager.SnapshotAs(ctx, p, id, spec)
 	fail(span, err)
 	if err == nil {
 		span.SetAttributes(keyTemplate.String(t.Name))

@@ -140,8 +140,9 @@ func (b *build) compose(layers []*built) *Template {
 		Name: b.all.Name, Description: b.all.Description, User: b.all.User, Workdir: b.all.Workdir,
 		Sudo: b.all.Sudo != nil && *b.all.Sudo, Limits: b.all.Limits.limits(), Env: map[string]string{},
 	}
+	home := homeOf(b.all.User)
 	if t.Workdir == "" {
-		t.Workdir = userHome
+		t.Workdir = home
 	}
 	for key, value := range b.all.Env {
 		t.Env[key] = expand(value)
@@ -159,11 +160,11 @@ func (b *build) compose(layers []*built) *Template {
 		}
 		t.Trees = append(t.Trees, tree)
 	}
-	paths := []string{userHome + "/.local/bin", "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+	paths := []string{home + "/.local/bin", "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 	if p := b.python; p != nil {
 		t.Python = Python{
 			Executable: p.Executable, Version: p.Version, Preload: unique(b.all.Python.Preload),
-			Warmup: b.all.Python.Warmup, UserSite: userSite(p),
+			Warmup: b.all.Python.Warmup, UserSite: userSite(p, home),
 		}
 		if p.private() {
 			paths = slices.Insert(paths, 1, path.Join(p.Prefix, "bin"))
@@ -189,8 +190,8 @@ func unique(names []string) []string {
 	return once
 }
 
-func userSite(p *Interpreter) string {
-	return userHome + "/.local/lib/python" + p.Minor() + "/site-packages"
+func userSite(p *Interpreter, home string) string {
+	return home + "/.local/lib/python" + p.Minor() + "/site-packages"
 }
 
 // layer returns the layer of one definition, made now or earlier from the same inputs.
@@ -293,6 +294,7 @@ func (b *build) fill(ctx context.Context, l *layer, i int, below []*built) error
 	steps := []func() error{
 		func() error { return b.fillHost(l, d) },
 		func() error { return d.fillOwn(l) },
+		func() error { return b.fillHome(l, i, below) },
 	}
 	if i == 0 {
 		steps = slices.Insert(steps, 0, func() error { return b.skeleton(l) })
@@ -408,7 +410,7 @@ func (b *build) fillInterpreter(l *layer) error {
 			return err
 		}
 	}
-	if err := l.mkdir(userSite(p)); err != nil {
+	if err := l.mkdir(userSite(p, userHome)); err != nil {
 		return err
 	}
 	if err := l.mkdir(userHome + "/.local/bin"); err != nil {

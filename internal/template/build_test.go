@@ -587,3 +587,48 @@ func hostHashes(t *testing.T) []string {
 	})
 	return hashes
 }
+
+func TestTemplateOfRootHasRootsHome(t *testing.T) {
+	needRoot(t)
+	roots, _ := ensure(t, open(t, write(t, map[string]string{
+		"small.toml": small + "'/home/user/.cache/prepared' = 'once'\n",
+		"roots.toml": "name = 'roots'\nfrom = 'small'\nuser = 'root'\nworkdir = '/work/here'",
+	})), "roots")
+	if roots.User != "root" || roots.Workdir != "/work/here" || !strings.HasPrefix(roots.Env["PATH"], "/root/.local/bin:") {
+		t.Errorf("got %+v", roots)
+	}
+	users, _ := ensure(t, open(t, write(t, map[string]string{"users.toml": "name = 'users'\nworkdir = '/work'"})), "users")
+	for _, c := range []struct {
+		built *template.Template
+		path  string
+		owner uint32
+	}{{roots, "/work/here", 0}, {roots, "/root/.cache/prepared", 0}, {users, "/work", 1000}} {
+		info, err := os.Lstat(c.built.Trees[0].Lower[0] + c.path)
+		if err != nil {
+			t.Error(err)
+			continue
+		}
+		if owner := info.Sys().(*syscall.Stat_t).Uid; owner != c.owner {
+			t.Errorf("%s is %d's", c.path, owner)
+		}
+	}
+}
+
+func TestCodeInterpreterIsPythonOfRoots(t *testing.T) {
+	store, built := shared(t, "code-interpreter")
+	python, err := store.Resolve(t.Context(), "python")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if built.User != "root" || built.Workdir != "/workspace" || built.Env["MPLCONFIGDIR"] != "/root/.config/matplotlib" || !slices.Equal(built.Python.Preload, python.Python.Preload) {
+		t.Errorf("got %+v", built)
+	}
+	for i, tree := range built.Trees { // its layers are python's, and one more
+		if lower := python.Trees[i].Lower; !slices.Equal(tree.Lower[len(tree.Lower)-len(lower):], lower) {
+			t.Errorf("%s has other layers: %v", tree.Target, tree.Lower)
+		}
+	}
+	if got := try(t, built, "ls -d /workspace && python -c 'print(1)' && python3 -c 'print(2)' && ls /home/user/.config/matplotlib"); !strings.HasPrefix(got, "/workspace\n1\n2\n") {
+		t.Errorf("got %q", got)
+	}
+}

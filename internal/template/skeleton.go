@@ -103,6 +103,64 @@ func (b *build) identities(l *layer) error {
 	return os.Chown(l.place("/etc/shadow"), 0, shadowGroup)
 }
 
+// homeOf is where one of the two users that a definition knows lives.
+func homeOf(user string) string {
+	if user == "root" {
+		return "/root"
+	}
+	return userHome
+}
+
+// fillHome makes a definition's working directory. Where it makes root the user, root's home gets what was prepared in the
+// other user's.
+func (b *build) fillHome(l *layer, i int, below []*built) error {
+	d := b.links[i]
+	if d.Workdir != "" && d.Workdir != userHome {
+		if err := l.mkdir(d.Workdir); err != nil {
+			return err
+		}
+		if merged(b.links[:i+1]).User != "root" {
+			if err := os.Lchown(l.place(d.Workdir), userID, userID); err != nil {
+				return err
+			}
+		}
+	}
+	if d.User != "root" {
+		return nil
+	}
+	for _, made := range below {
+		from := (&layer{dir: made.dir, targets: b.targets}).place(userHome)
+		if err := l.copyHome(from, "/root"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// copyHome copies directories and regular files of a layer's home.
+func (l *layer) copyHome(from, to string) error {
+	return filepath.WalkDir(from, func(at string, e fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		inside := to + strings.TrimPrefix(at, from)
+		switch {
+		case e.IsDir():
+			return l.mkdir(inside)
+		case !e.Type().IsRegular():
+			return nil
+		}
+		content, err := os.ReadFile(at)
+		if err != nil {
+			return err
+		}
+		return l.write(inside, content, 0o644)
+	})
+}
+
 // forgetOwners drops the host's dpkg-statoverrides for accounts that the template does not have: dpkg refuses to do
 // anything with them.
 func forgetOwners(l *layer) error {

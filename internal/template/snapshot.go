@@ -59,7 +59,7 @@ func (s *Store) readSnapshot(tenant, name string) (*record, error) {
 		return known.record, nil
 	}
 	r, err := s.readRecord(file)
-	if err == nil && (r.Template.Tenant != tenant || r.Template.Name != name || r.Template.Snapshot == nil) {
+	if err == nil && (r.Template.Tenant != tenant || r.Template.Name != name || !r.Template.recorded()) {
 		err = errors.New("it is another template's")
 	}
 	if err != nil {
@@ -116,12 +116,19 @@ func (s *Store) listSnapshots(dir string) []Info {
 	var all []Info
 	for _, r := range s.snapshotRecords(dir) {
 		t := r.Template
-		all = append(all, Info{
-			Name: t.Name, Description: t.Description, From: t.Snapshot.From, Source: SourceSnapshot, Digest: t.Digest, Tenant: t.Tenant, Created: t.Snapshot.Created,
-		})
+		info := Info{Name: t.Name, Description: t.Description, Digest: t.Digest, Tenant: t.Tenant}
+		if t.Snapshot != nil {
+			info.From, info.Source, info.Created = t.Snapshot.From, SourceSnapshot, t.Snapshot.Created
+		} else {
+			info.From, info.Source, info.Created = t.Image.Reference, SourceImage, t.Image.Created
+		}
+		all = append(all, info)
 	}
 	return all
 }
+
+// recorded tells whether a template has a record of its tenant's: it was not built from a definition.
+func (t *Template) recorded() bool { return t.Snapshot != nil || t.Image != nil }
 
 // snapshotRecords reads the records of one tenant, also those of which a part is missing.
 func (s *Store) snapshotRecords(dir string) []*record {
@@ -133,7 +140,7 @@ func (s *Store) snapshotRecords(dir string) []*record {
 			continue // removed meanwhile
 		}
 		r := &record{}
-		if err := json.Unmarshal(text, r); err != nil || r.Template == nil || r.Template.Snapshot == nil {
+		if err := json.Unmarshal(text, r); err != nil || r.Template == nil || !r.Template.recorded() {
 			s.options.Log.Warn("a snapshot's record cannot be read", "file", file, "error", err)
 			continue
 		}
@@ -292,9 +299,9 @@ func syncEntries(dir string) error {
 	return f.Sync()
 }
 
-// RemoveSnapshot removes a tenant's template and the images that came with it. What runs from it goes on: it holds them.
+// RemoveSnapshot removes a tenant's template, of an image too, and the disk images that came with it. What runs from it goes on: it holds them.
 func (s *Store) RemoveSnapshot(ctx context.Context, tenant, name string) (*Template, error) {
-	none := fault.New(fault.NotFound, "there is no template %q that was made by a snapshot", name)
+	none := fault.New(fault.NotFound, "there is no template %q that was made by a snapshot or of an image", name)
 	// One of which a part is missing can be removed as well.
 	if r, err := s.readSnapshot(tenant, name); r == nil && err == nil {
 		if _, err := s.Resolve(ctx, name); !fault.Is(err, fault.NotFound) {

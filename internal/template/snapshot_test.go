@@ -118,7 +118,7 @@ func TestASnapshotIsItsTenantsAlone(t *testing.T) {
 		t.Errorf("%+v %v", got, err)
 	}
 	_, err := store.ResolveFor(t.Context(), "other", "mine")
-	if !fault.Is(err, fault.NotFound) || !strings.Contains(fault.Message(err), "there are base, python") {
+	if !fault.Is(err, fault.NotFound) || !strings.Contains(fault.Message(err), "there are base, code-interpreter, python") {
 		t.Errorf("got %v", err)
 	}
 	if _, err := store.ResolveFor(t.Context(), "", "mine"); !fault.Is(err, fault.NotFound) {
@@ -134,10 +134,10 @@ func TestASnapshotIsItsTenantsAlone(t *testing.T) {
 			t.Errorf("%+v", info)
 		}
 	}
-	if diff := cmp.Diff([]string{"base built-in ", "mine snapshot acme", "python built-in "}, kinds); diff != "" {
+	if diff := cmp.Diff([]string{"base built-in ", "code-interpreter built-in ", "mine snapshot acme", "python built-in "}, kinds); diff != "" {
 		t.Error(diff)
 	}
-	if got := len(store.All()); got != 4 {
+	if got := len(store.All()); got != len(store.List())+2 {
 		t.Errorf("%d templates of everybody", got)
 	}
 	for _, name := range []string{"mine", "python", "", "Big", "a/b"} {

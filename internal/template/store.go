@@ -53,10 +53,10 @@ type Info struct {
 	Name        string    `json:"name"`
 	Description string    `json:"description,omitempty"`
 	From        string    `json:"from,omitempty"`
-	Source      string    `json:"source"`           // which file defines it, or SourceSnapshot
+	Source      string    `json:"source"`           // which file defines it, or SourceSnapshot or SourceImage
 	Digest      string    `json:"digest,omitempty"` // empty: not built
 	Tenant      string    `json:"tenant,omitempty"` // whose it is; empty: everybody's
-	Created     time.Time `json:"created,omitzero"` // of a snapshot
+	Created     time.Time `json:"created,omitzero"` // of a snapshot, or an image
 }
 
 // The kinds of templates, by where they come from.
@@ -64,13 +64,14 @@ const (
 	SourceBuiltIn  = "built-in"
 	SourceFile     = "file"
 	SourceSnapshot = "snapshot"
+	SourceImage    = "image"
 )
 
 // Kind tells where a template comes from.
 func (i Info) Kind() string {
 	switch {
-	case i.Source == SourceSnapshot:
-		return SourceSnapshot
+	case i.Source == SourceSnapshot, i.Source == SourceImage:
+		return i.Source
 	case strings.HasPrefix(i.Source, builtIn):
 		return SourceBuiltIn
 	default:
@@ -330,19 +331,31 @@ func (s *Store) Verify(ctx context.Context, tenant, name string) error {
 	if err != nil {
 		return err
 	}
-	for _, layer := range r.Layers {
-		if err := ctx.Err(); err != nil {
-			return err
+	check := func(layers []string, verify func(layer string) (bool, error)) error {
+		for _, layer := range layers {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			same, err := verify(layer)
+			if err != nil {
+				return err
+			}
+			if !same {
+				return fault.New(fault.Internal, "layer %s of template %s (%s) was changed after it was built", layer, name, r.Template.Digest)
+			}
 		}
-		same, err := s.verifyLayer(ctx, r, layer)
-		if err != nil {
-			return err
-		}
-		if !same {
-			return fault.New(fault.Internal, "layer %s of template %s (%s) was changed after it was built", layer, name, r.Template.Digest)
+		return nil
+	}
+	if err := check(r.Layers, func(layer string) (bool, error) { return s.verifyLayer(ctx, r, layer) }); err != nil {
+		return err
+	}
+	err = check(s.imageLayers(r.Template), func(layer string) (bool, error) { return s.verifyImageLayer(ctx, layer) })
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, gone := s.ResolveFor(ctx, tenant, name); gone != nil {
+			return gone // removed meanwhile, and its layers with it
 		}
 	}
-	return nil
+	return err
 }
 
 func (s *Store) verifyLayer(ctx context.Context, r *record, layer string) (same bool, err error) {

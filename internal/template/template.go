@@ -22,7 +22,8 @@ type Template struct {
 	Python      Python            `json:"python,omitzero"`
 	Limits      Limits            `json:"limits"`
 	Warnings    []string          `json:"warnings,omitempty"` // what this host lacks or what was left out, and what to do
-	Snapshot    *Snapshot         `json:"snapshot,omitempty"` // nil: it was built from a definition
+	Snapshot    *Snapshot         `json:"snapshot,omitempty"` // nil: it was built from a definition, or is an image
+	Image       *Image            `json:"image,omitempty"`    // of the image that it is, or that lies below its snapshots
 }
 
 // Snapshot is how a template came about that was made of a sandbox's files.

@@ -36,7 +36,7 @@ func Run(t *testing.T, factory Factory) {
 		claims []claim
 	}{
 		{"lifecycle", lifecycle}, {"processes", processes}, {"files", files}, {"watches", watches}, {"ports", ports}, {"kernels", kernels},
-		{"pauses", pauses}, {"forks", forks}, {"snapshots", snapshots},
+		{"pauses", pauses}, {"forks", forks}, {"snapshots", snapshots}, {"mounts", mounts}, {"images", images},
 	} {
 		t.Run(group.name, func(t *testing.T) {
 			b := &bench{Subject: factory(t)}
@@ -71,6 +71,8 @@ const (
 	needsPause
 	needsFork // and Python
 	needsSnapshot
+	needsMounts
+	needsImages
 )
 
 func (c claim) lacks(b *bench) string {
@@ -95,6 +97,14 @@ func (c claim) lacks(b *bench) string {
 	case needsSnapshot:
 		if !b.Driver.Caps().Snapshot {
 			return "the driver says that it cannot take snapshots"
+		}
+	case needsMounts:
+		if !b.Driver.Caps().Mounts {
+			return "the driver says that it has no mounts"
+		}
+	case needsImages:
+		if !b.Driver.Caps().Images {
+			return "the driver says that it has no images"
 		}
 	}
 	return ""

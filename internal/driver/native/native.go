@@ -99,7 +99,7 @@ func (d *Driver) MakerPID() int { return d.hello.PID }
 func (d *Driver) Caps() sandbox.Caps {
 	return sandbox.Caps{
 		Name: "native", Isolation: "namespaces", WarmKernels: true, Limits: true, Network: d.hello.Network, Disk: d.hello.Disk, Fork: true,
-		Pause: d.hello.Freezer, Snapshot: true,
+		Pause: d.hello.Freezer, Snapshot: true, Images: true, Mounts: true,
 	}
 }
 
@@ -130,6 +130,7 @@ func (d *Driver) Start(ctx context.Context, r sandbox.StartRequest) error {
 	}
 	ask := wire.Request{Op: wire.OpStart, Start: &wire.Start{
 		ID: r.ID, Tenant: r.Tenant, Digest: r.Template.Digest, Limits: r.Limits, Network: r.Network, Storage: r.Storage, Env: r.Env, Deadline: r.Deadline,
+		Mounts: r.Mounts,
 	}}
 	response, files, err := d.call(ctx, ask)
 	if fault.Is(err, fault.NotFound) {

@@ -18,12 +18,13 @@ import (
 	"github.com/covehq/cove/internal/driver/native"
 	"github.com/covehq/cove/internal/driver/native/maker"
 	"github.com/covehq/cove/internal/driver/native/resolver"
+	"github.com/covehq/cove/internal/driver/native/unpack"
 	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
 )
 
-// TestMain is also the maker and the resolver: the driver starts its own program again with those commands.
+// TestMain is also the maker, the resolver and the unpacker: the driver starts its own program again with those commands.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 {
 		var err error
@@ -32,6 +33,8 @@ func TestMain(m *testing.M) {
 			err = maker.Main(os.Args[2:], native.Tag, []string{"/proc/self/exe", "resolver"})
 		case "resolver":
 			os.Exit(resolver.Main(os.Args[2:], os.Stderr))
+		case "unpack":
+			os.Exit(unpack.Main(os.Args[2:], os.Stderr))
 		default:
 			status := m.Run()
 			world.close()
@@ -174,7 +177,7 @@ func tryStart(t testing.TB, changes ...change) (*box, error) {
 		c(&r)
 	}
 	b := &box{t: t, id: r.ID, driver: world.driver}
-	b.agent = agentapi.NewClient(func(ctx context.Context) (net.Conn, error) { return b.driver.Dial(ctx, b.id) })
+	b.agent = newAgent(b)
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
 	if err := b.driver.Start(ctx, r); err != nil {
@@ -182,6 +185,10 @@ func tryStart(t testing.TB, changes ...change) (*box, error) {
 	}
 	t.Cleanup(func() { b.stop() })
 	return b, nil
+}
+
+func newAgent(b *box) *agentapi.Client {
+	return agentapi.NewClient(func(ctx context.Context) (net.Conn, error) { return b.driver.Dial(ctx, b.id) })
 }
 
 func (b *box) stop() {

@@ -62,19 +62,19 @@ func newMakerAt(t *testing.T, dir string) *ownMaker {
 			t.Error(err)
 		}
 	})
-	m.borrow(t)
+	m.borrow(t, "base", "python")
 	m.open(t)
 	return m
 }
 
 // borrow shows the templates that are built once per machine. Others may be writing there, so it is told which they are.
-func (m *ownMaker) borrow(t *testing.T) {
+func (m *ownMaker) borrow(t *testing.T, names ...string) {
 	t.Helper()
 	to := filepath.Join(m.templates(), "built")
 	if err := os.MkdirAll(filepath.Join(to, "layers"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"base", "python"} {
+	for _, name := range names {
 		text, err := json.Marshal(map[string]any{"template": buildTemplate(t, name)})
 		if err != nil {
 			t.Fatal(err)

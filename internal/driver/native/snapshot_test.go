@@ -146,7 +146,7 @@ func TestSnapshotNamesAndTenants(t *testing.T) {
 	for _, c := range []struct {
 		tenant string
 		want   []string
-	}{{tenant, []string{"base", "mine", "python"}}, {"other", []string{"base", "python"}}} {
+	}{{tenant, []string{"base", "code-interpreter", "mine", "python"}}, {"other", []string{"base", "code-interpreter", "python"}}} {
 		var names []string
 		for _, info := range m.store.ListFor(c.tenant) {
 			names = append(names, info.Name)
@@ -525,7 +525,7 @@ func TestSnapshotOnAFullDisk(t *testing.T) {
 	if left := m.images(t); len(left) != 0 {
 		t.Errorf("left: %v", left)
 	}
-	if len(m.store.ListFor(tenant)) != 2 {
+	if len(m.store.ListFor(tenant)) != 3 {
 		t.Errorf("templates: %+v", m.store.ListFor(tenant))
 	}
 	b.root("echo goes on > /home/user/file2; cat /home/user/file2")

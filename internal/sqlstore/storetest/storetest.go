@@ -39,6 +39,7 @@ func Run(t *testing.T, open func(t *testing.T) Store) {
 		"a pause is stored with what was left of the lifetime":           pause,
 		"what has ended stays as it is":                                  endedStays,
 		"a failed write leaves no event":                                 writesWhole,
+		"several are written at once":                                    writesSeveral,
 		"a key belongs to one living sandbox of a tenant":                uniqueKey,
 		"an idempotency key belongs to one living sandbox of a tenant":   uniqueIdempotency,
 		"the living are those that have not ended, oldest first":         living,
@@ -80,6 +81,7 @@ func full(id string) sandbox.Record {
 			Network: policy.Network{Mode: policy.List, Allow: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
 				Deny: []netip.Prefix{netip.MustParsePrefix("10.1.2.3/32")}},
 			Storage: sandbox.StorageDurable,
+			Mounts:  []sandbox.Mount{{Kind: sandbox.MountVolume, Source: "data", SubPath: "a/b", Target: "/data", ReadOnly: true}},
 		},
 		IdempotencyKey: "idem-" + id, SpecDigest: "sha256:cd", BootID: "boot-1",
 	}
@@ -195,9 +197,33 @@ func writesWhole(t *testing.T, s Store) {
 	wantKind(t, s.Insert(t.Context(), r, event(r, sandbox.LifecycleCreated)), fault.Conflict)
 	missing := full("sb2")
 	wantKind(t, s.Save(t.Context(), missing, event(missing, sandbox.LifecycleStarted)), fault.NotFound)
+	fresh := full("sb3")
+	wantKind(t, s.InsertAll(t.Context(), []sandbox.Entry{{Record: fresh, Events: []sandbox.LifecycleEvent{event(fresh, sandbox.LifecycleCreated)}}, {Record: r}}), fault.Conflict)
+	changed := r
+	changed.Metadata = map[string]string{"changed": "yes"}
+	wantKind(t, s.SaveAll(t.Context(), []sandbox.Entry{{Record: changed, Events: []sandbox.LifecycleEvent{event(r, sandbox.LifecycleStarted)}}, {Record: missing}}), fault.NotFound)
+	_, err := s.Get(t.Context(), "sb3")
+	wantKind(t, err, fault.NotFound)
+	wantStored(t, s, r)
 	got, err := s.Events(t.Context(), "acme", sandbox.EventQuery{}, 10)
 	must(t, err)
 	wantSame(t, got, nil)
+}
+
+func writesSeveral(t *testing.T, s Store) {
+	all := []sandbox.Entry{}
+	for _, id := range []string{"sb1", "sb2"} {
+		r := bare(id)
+		all = append(all, sandbox.Entry{Record: r, Events: []sandbox.LifecycleEvent{event(r, sandbox.LifecycleCreated)}})
+	}
+	must(t, s.InsertAll(t.Context(), all))
+	for i := range all {
+		all[i].Record.Metadata = map[string]string{"changed": "yes"}
+	}
+	must(t, s.SaveAll(t.Context(), all))
+	for _, e := range all {
+		wantStored(t, s, e.Record)
+	}
 }
 
 func uniqueKey(t *testing.T, s Store) {
@@ -412,6 +438,8 @@ func filters(t *testing.T, s Store) {
 		"a number is not a text":  {sandbox.ListQuery{Metadata: map[string]string{"user": "42.0"}}, nil},
 		"without an annotation":   {sandbox.ListQuery{Without: "e2b"}, []string{"sb4", "sb2"}},
 		"without what none has":   {sandbox.ListQuery{Without: "value"}, []string{"sb4", "sb3", "sb2", "sb1"}},
+		"a cause":                 {sandbox.ListQuery{Causes: []sandbox.Cause{sandbox.CauseOOM, sandbox.CauseExited}}, []string{"sb3"}},
+		"no such cause":           {sandbox.ListQuery{Causes: []sandbox.Cause{sandbox.CauseKilled}}, nil},
 		"half a match":            {sandbox.ListQuery{Metadata: map[string]string{"user": "42", "missing": ""}}, nil},
 		"all at once": {sandbox.ListQuery{States: []sandbox.State{sandbox.StateEnded}, Template: "python", Key: "key-sb3",
 			Metadata: map[string]string{"user": "42"}}, []string{"sb3"}},

@@ -116,7 +116,7 @@ type graftHead struct {
 const graftStacks = 3 * 16 << 10
 
 // graft makes a copy of a kernel's anchor, stopped since it was made, the anchor of a kernel in a shell.
-func (m *Maker) graft(a *trace.Process, z *zygote, s *shell, p *parting, files int) (_ *newborn, err error) {
+func (m *Maker) graft(a *trace.Process, z *zygote, s *shell, who account, p *parting, files int) (_ *newborn, err error) {
 	n, theirs, err := newNewborn(z)
 	if err != nil {
 		a.Kill()
@@ -131,7 +131,7 @@ func (m *Maker) graft(a *trace.Process, z *zygote, s *shell, p *parting, files i
 		}
 	}()
 	filter := seccomp.Bytes(seccomp.Delta())
-	h := graftHead{Resume: a.Resume(), UID: userID, GID: userID, NoFile: uint32(min(max(files, 0), int(maxOpenFiles()))), Filter: uint32(binary.Size(graftHead{})), FilterLen: uint32(len(filter) / 8)}
+	h := graftHead{Resume: a.Resume(), UID: uint32(who.uid), GID: uint32(who.gid), NoFile: uint32(min(max(files, 0), int(maxOpenFiles()))), Filter: uint32(binary.Size(graftHead{})), FilterLen: uint32(len(filter) / 8)}
 	h.Ops = h.Filter + uint32(len(filter))
 	h.OpsLen = uint32(len(p.ops))
 	ops := slices.Clone(p.ops)

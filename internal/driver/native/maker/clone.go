@@ -33,8 +33,13 @@ type birthApart struct {
 	birth
 	mine  *os.File // the other end of its socket
 	owner int      // effective uid of the clone: it owns the user namespace
-	base  int      // first host id of the user namespace
+	uids  string   // a line of its id map
+	gids  string
+	seen  func(pid int) error // called when the ids are mapped, before it goes on; nil: nobody looks
 }
+
+// allIDs maps all ids of a sandbox, whose first is that of the host.
+func allIDs(base int) string { return fmt.Sprintf("0 %d %d\n", base, idsPerSandbox) }
 
 // clone starts the shell program, in new namespaces if it has any.
 func clone(b birth) (pid int, pidfd *os.File, err error) {
@@ -97,13 +102,15 @@ func (b birthApart) child() (int, error) {
 }
 
 func (b birthApart) mapIDs(pid int) error {
-	line := fmt.Appendf(nil, "0 %d %d\n", b.base, idsPerSandbox)
-	for _, name := range []string{"uid_map", "gid_map"} {
-		if err := os.WriteFile(fmt.Sprintf("/proc/%d/%s", pid, name), line, 0); err != nil {
+	for name, line := range map[string]string{"uid_map": b.uids, "gid_map": b.gids} {
+		if err := os.WriteFile(fmt.Sprintf("/proc/%d/%s", pid, name), []byte(line), 0); err != nil {
 			return fmt.Errorf("map ids: %w", err)
 		}
 	}
-	return nil
+	if b.seen == nil {
+		return nil
+	}
+	return b.seen(pid)
 }
 
 // start runs the program; as is called on the thread that does, and undone.
@@ -208,6 +215,9 @@ func order(socket *os.File, p *plan, files []*os.File) error {
 	_, _ = binary.Decode(answer, binary.LittleEndian, &r)
 	step := string(bytes.TrimRight(r.Step[:], "\x00"))
 	err = fmt.Errorf("%s: %w", step, syscall.Errno(r.Err))
+	if i, ok := strings.CutPrefix(step, "mount "); ok {
+		return p.badTarget(i, syscall.Errno(r.Err))
+	}
 	if strings.HasPrefix(step, "/") { // a place that a template or snapshot must have
 		return fault.Wrap(fault.Unsupported, err, "no sandbox can have these files: %v, and something must be mounted there", err)
 	}

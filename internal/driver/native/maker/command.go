@@ -10,6 +10,7 @@ import (
 	"os"
 	ossignal "os/signal"
 	"path/filepath"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -29,6 +30,7 @@ func Main(args []string, tag func(dataDir string) string, resolver []string) err
 	network := flags.Bool("network", true, "give sandboxes a network")
 	readyFD := flags.Int("ready-fd", -1, "descriptor that is told when the maker answers")
 	inside := flags.Bool("inside", false, "already in a private mount namespace")
+	hostFD := flags.Int("host-mounts", -1, "descriptor of the mount namespace outside of that")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -36,13 +38,21 @@ func Main(args []string, tag func(dataDir string) string, resolver []string) err
 		return fmt.Errorf("--data-dir is needed")
 	}
 	if !*inside {
-		return EnterPrivateMounts(append([]string{"cove", "maker", "--inside"}, args...))
+		// Not closed by the exec: paths of the host that a sandbox is given are found where the operator sees them.
+		host, err := unix.Open("/proc/self/ns/mnt", unix.O_RDONLY, 0)
+		if err != nil {
+			return fmt.Errorf("open mount namespace: %w", err)
+		}
+		return EnterPrivateMounts(append([]string{"cove", "maker", "--inside", "--host-mounts", strconv.Itoa(host)}, args...))
 	}
 	// Whatever whoever started us had open is not for those whom we start.
 	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("close descriptors: %w", err)
 	}
-	var ready *os.File
+	var ready, host *os.File
+	if *hostFD >= 0 {
+		host = os.NewFile(uintptr(*hostFD), "host mounts")
+	}
 	if *readyFD >= 0 {
 		ready = os.NewFile(uintptr(*readyFD), "ready")
 	}
@@ -57,7 +67,7 @@ func Main(args []string, tag func(dataDir string) string, resolver []string) err
 	defer stop()
 	ossignal.Ignore(unix.SIGHUP, unix.SIGPIPE)
 	err := Run(ctx, Config{
-		DataDir: *dataDir, Templates: cmp.Or(*templates, filepath.Join(*dataDir, "templates")), Tag: tag(*dataDir), ServerUID: *serverUID, PoolSize: *pool, Network: *network, Resolver: resolver,
+		DataDir: *dataDir, Templates: cmp.Or(*templates, filepath.Join(*dataDir, "templates")), Tag: tag(*dataDir), ServerUID: *serverUID, PoolSize: *pool, Network: *network, Resolver: resolver, Host: host,
 		Ready: func() { verdict("ok") }, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
 	if err != nil {

@@ -1,6 +1,7 @@
 package maker
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/template"
 )
 
 // PlanSize is the size of a plan on the wire.
@@ -147,3 +149,40 @@ func (f Frozen) Image() *os.File { return f.f.image }
 
 // SmallLayer is up to what size a copy is made.
 const SmallLayer = smallLayer
+
+// RemoveTree removes a directory with everything in it.
+var RemoveTree = removeTree
+
+// CommandIDs are who commands of a template run as.
+func CommandIDs(t *template.Template) (uid, gid int, ok bool) {
+	who, ok := commandAccount(t)
+	return who.uid, who.gid, ok
+}
+
+// Volumes of tenants, without sandboxes.
+type Volumes struct{ v *volumes }
+
+// OpenVolumes in a directory.
+func OpenVolumes(dir string) (Volumes, error) {
+	v, err := openVolumes(dir, "test")
+	return Volumes{v}, err
+}
+
+// Path of a volume's file.
+func (v Volumes) Path(tenant, name string) (string, error) { return v.v.path(tenant, name) }
+
+// Use opens one, after the function says that it is this one's turn.
+func (v Volumes) Use(ctx context.Context, path string, turn func()) error {
+	u, done, err := v.v.hold(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer done()
+	turn()
+	return u.use(ctx)
+}
+
+// Describe one.
+func (v Volumes) Describe(tenant, name string) (sandbox.Volume, error) {
+	return v.v.describe(tenant, name)
+}

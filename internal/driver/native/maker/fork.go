@@ -346,9 +346,15 @@ func (f *fork) each(do func(*baby) error) error {
 // gather takes shells from the pool. What the pool does not have gets a place, and is made when the files are known.
 func (f *fork) gather() error {
 	p := f.parent.pool
-	defer p.expectForks(len(f.request.Children))
+	pooled := f.parent.shell.form.mounts == nil // a shell of the pool has no mounts
+	if pooled {
+		defer p.expectForks(len(f.request.Children))
+	}
 	for _, c := range f.request.Children {
-		b := &baby{child: c, shell: p.popBare()}
+		b := &baby{child: c}
+		if pooled {
+			b.shell = p.popBare()
+		}
 		f.babies = append(f.babies, b)
 		if b.shell == nil {
 			at, err := f.m.takePlace(poolLimits(c.Limits))
@@ -405,7 +411,7 @@ func (f *fork) shelter(ctx context.Context, b *baby) (err error) {
 	}
 	at := *b.place
 	b.place = nil // makeShellAt takes it over
-	b.shell, err = f.m.makeShellAt(at, p.template, p.owner, want, poolLimits(b.child.Limits))
+	b.shell, err = f.m.makeShellAt(ctx, at, p.template, p.owner, want, poolLimits(b.child.Limits))
 	return err
 }
 
@@ -418,7 +424,7 @@ func (f *fork) become(b *baby) error {
 		return fault.Wrap(fault.Unavailable, b.adopted, "the kernel's copy has ended")
 	}
 	var err error
-	if b.born, err = f.m.graft(a, f.from.zygote, b.shell, f.parts, b.child.Limits.OpenFiles); err == nil {
+	if b.born, err = f.m.graft(a, f.from.zygote, b.shell, kernelAccount(f.parent.pool.template), f.parts, b.child.Limits.OpenFiles); err == nil {
 		b.live.turn.RLock()
 		defer b.live.turn.RUnlock()
 		err = f.m.settle(b.live, b.born, agentapi.DefaultKernel)

@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -224,7 +225,18 @@ func makeCove(at, nameserver string) error {
 			return err
 		}
 	}
-	return unix.Mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, "")
+	return freezeMount(at)
+}
+
+// freezeMount makes a mount read-only. A child of ours that is just being started, such as the resolver, has a copy of
+// whatever was open when it was forked, until its exec: it is waited for.
+func freezeMount(at string) error {
+	for begun := time.Now(); ; time.Sleep(time.Millisecond) {
+		err := unix.Mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, "")
+		if !errors.Is(err, unix.EBUSY) || time.Since(begun) > time.Second {
+			return err
+		}
+	}
 }
 
 func resolvConf(nameserver string) string {

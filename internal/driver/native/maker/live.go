@@ -29,8 +29,12 @@ func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token stri
 	if err := r.Network.Validate(); err != nil {
 		return nil, "", err
 	}
+	asked, err := newMounts(r)
+	if err != nil {
+		return nil, "", err
+	}
 	defer p.serve()()
-	s, err := p.take(ctx, form{storage: r.Storage, disk: r.Limits.DiskBytes})
+	s, err := p.take(ctx, form{storage: r.Storage, disk: r.Limits.DiskBytes, mounts: asked})
 	if err != nil {
 		return nil, "", err
 	}
@@ -206,6 +210,7 @@ func (m *Maker) attendLive(l *live) {
 	m.mu.Lock()
 	delete(m.sandboxes, l.id)
 	m.mu.Unlock()
+	l.shell.leaveVolumes() // whoever hears of the end may remove them
 	m.ends.add(end)
 	close(l.over)
 	m.retire(l.shell)

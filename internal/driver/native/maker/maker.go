@@ -35,6 +35,7 @@ type Config struct {
 	PoolSize  int    // shells kept ready for each template and tenant
 	Network   bool
 	Resolver  []string // argv of the DNS forwarder, run without privileges
+	Host      *os.File // the mount namespace that it was started in; nil: no host path can be in a sandbox
 	Ready     func()   // called once the maker answers
 	Log       *slog.Logger
 }
@@ -47,10 +48,12 @@ type Maker struct {
 	groups    *cgroup.Root
 	net       *network.Network // nil: sandboxes have loopback only
 	disks     *disks
+	volumes   *volumes
 	slots     *slots
 	oom       *oomLog
 	bootID    string
 	templates *template.Store
+	images    layerStore      // unpacked layers of container images
 	wg        sync.WaitGroup  // goroutines that end with the maker
 	closed    chan struct{}   // closed when closing is set
 	life      context.Context // of work that outlives its caller; ends with the maker
@@ -63,6 +66,9 @@ type Maker struct {
 	sandboxes map[string]*live
 	dying     map[*shell]struct{}
 	spoilt    map[string]bool // digests of templates that no longer match
+
+	unmappedMu sync.Mutex
+	unmapped   *os.File // see strangers; nil: not needed yet
 
 	ends *journal
 }
@@ -123,6 +129,9 @@ func Open(cfg Config) (*Maker, error) {
 	if err := m.templates.CleanSnapshots(m.life); err != nil {
 		return nil, err
 	}
+	if err := m.openImages(); err != nil {
+		return nil, err
+	}
 
 	// Order: what needs the host's mounts first, then the pruning, then what lives in the pruned namespace.
 	mounts, err := cgroup.Mounts("/proc/self/mountinfo")
@@ -153,6 +162,9 @@ func Open(cfg Config) (*Maker, error) {
 	}
 	m.disks, err = openDisks(disksDir)
 	if err != nil {
+		return nil, err
+	}
+	if m.volumes, err = openVolumes(filepath.Join(cfg.DataDir, "maker", "volumes"), m.disks.mark); err != nil {
 		return nil, err
 	}
 	nameserver := ""
@@ -357,6 +369,10 @@ func (m *Maker) Close() error {
 	var errs []error
 	if m.net != nil {
 		errs = append(errs, m.net.Close())
+	}
+	m.volumes.closing.Wait()
+	if m.unmapped != nil {
+		m.unmapped.Close()
 	}
 	m.disks.close()
 	m.groups.Close()

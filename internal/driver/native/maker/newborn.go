@@ -51,7 +51,7 @@ func (m *Maker) bear(ctx context.Context, p *pool, s *shell, ahead bool) (*newbo
 		if err != nil {
 			return nil, err
 		}
-		n, err := m.bearFrom(ctx, z, s, zygoteRequest{Cwd: p.template.Workdir, Ahead: ahead})
+		n, err := m.bearFrom(ctx, z, s, forkOrder(p.template, ahead))
 		z.release()
 		if !errors.Is(err, errZygoteDied) || attempt == 1 {
 			return n, err
@@ -59,8 +59,11 @@ func (m *Maker) bear(ctx context.Context, p *pool, s *shell, ahead bool) (*newbo
 	}
 }
 
-// userID is the sandbox's ordinary user; templates are made with it.
-const userID = 1000
+// forkOrder says who and where a kernel of a template is.
+func forkOrder(t *template.Template, ahead bool) zygoteRequest {
+	who := kernelAccount(t)
+	return zygoteRequest{UID: who.uid, GID: who.gid, Groups: []int{who.gid}, Cwd: t.Workdir, Ahead: ahead}
+}
 
 // newNewborn makes a kernel's ends of everything; those that it will get are the caller's to close.
 func newNewborn(z *zygote) (_ *newborn, theirs []*os.File, err error) {
@@ -96,7 +99,7 @@ func (m *Maker) bearFrom(ctx context.Context, z *zygote, s *shell, r zygoteReque
 	s.moving.RLock()
 	defer s.moving.RUnlock()
 	give := append(append([]*os.File{}, theirs...), s.pidfd)
-	r.Op, r.Token, r.UID, r.GID, r.Groups = "fork", n.token, userID, userID, []int{userID}
+	r.Op, r.Token = "fork", n.token
 	pidfds, err := z.fork(ctx, r, n.ended, append(give, s.group.Joiners()...)...)
 	if err != nil {
 		return nil, err
@@ -172,14 +175,11 @@ func (m *Maker) fork(ctx context.Context, l *live, name string) (token string, e
 }
 
 func (l *live) kernelEnv() map[string]string {
-	t := l.pool.template
+	who := kernelAccount(l.pool.template)
 	env := map[string]string{
-		"HOME": "/home/" + kernelUser(t), "USER": kernelUser(t), "LOGNAME": kernelUser(t), "SHELL": "/bin/bash", "LANG": "C.UTF-8",
+		"HOME": who.home, "USER": who.name, "LOGNAME": who.name, "SHELL": "/bin/bash", "LANG": "C.UTF-8",
 		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 	}
 	maps.Copy(env, l.env)
 	return env
 }
-
-// kernelUser is the name of who kernels run as, whoever a template made of a sandbox's files has for commands.
-func kernelUser(t *template.Template) string { return t.Base().User }

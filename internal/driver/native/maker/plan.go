@@ -13,10 +13,12 @@ import (
 
 // Bounds of a plan, the same as in shell/shell.c.
 const (
-	maxLayers = 40
+	maxLayers = 200 // with what else a shell is given, fewer than the 253 descriptors that one message carries
+	maxImages = 40  // of these, file systems of their own behind loop devices
 	maxTrees  = 8
 	maxTarget = 247
 	maxFilter = 1024
+	maxMounts = 16
 )
 
 const (
@@ -38,13 +40,14 @@ type plan struct {
 	Mode, Storage, Volatile, NoFile uint32
 	Layers, Trees, Cgroups, Filter  uint32
 	UID, GID, Argc, Images          uint32
-	Work, _                         uint32
+	Work, Mounts                    uint32
 	Bound, TmpfsBytes               uint64
 	Base                            [256]byte
 	Hostname                        [64]byte
 	Tree                            [maxTrees]planTree
 	Argv                            [1024]byte
 	Program                         [maxFilter]uint64
+	Mount                           [maxMounts][maxTarget + 1]byte
 }
 
 type report struct {

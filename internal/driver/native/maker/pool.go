@@ -239,7 +239,7 @@ func (p *pool) makeOne(ctx context.Context, f form) (*shell, error) {
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
-	s, err := p.m.makeShell(p.template, p.owner, f, p.limits)
+	s, err := p.m.makeShell(ctx, p.template, p.owner, f, p.limits)
 	if err != nil {
 		return nil, err
 	}

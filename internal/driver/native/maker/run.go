@@ -33,13 +33,13 @@ func Run(ctx context.Context, cfg Config) error {
 			return err
 		}
 	}
-	lock, err := lockFile(filepath.Join(dir, "lock"))
+	lock, err := lockFile(ctx, filepath.Join(dir, "lock"))
 	if err != nil {
 		return err
 	}
 	defer lock.Close()
 	// Cgroups, links and tables carry the tag: two data directories whose tags are equal would clear each other away.
-	tag, err := lockFile("/run/cove-" + cfg.Tag + ".lock")
+	tag, err := lockFile(ctx, "/run/cove-"+cfg.Tag+".lock")
 	if err != nil {
 		return fmt.Errorf("tag %s: %w; choose another data directory", cfg.Tag, err)
 	}
@@ -75,14 +75,23 @@ func rootsOwn(dir string) error {
 	return nil
 }
 
-func lockFile(path string) (*os.File, error) {
+func lockFile(ctx context.Context, path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		return nil, fmt.Errorf("another maker runs on this data directory")
+	// What a maker had just forked when it died has its descriptors for a moment more.
+	for begun := time.Now(); unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil; {
+		if time.Since(begun) > time.Second {
+			f.Close()
+			return nil, fmt.Errorf("another maker runs on this data directory")
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			f.Close()
+			return nil, context.Cause(ctx)
+		}
 	}
 	return f, nil
 }

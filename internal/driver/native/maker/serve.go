@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -36,7 +37,15 @@ func (m *Maker) Serve(ctx context.Context, l *net.UnixListener) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			return fmt.Errorf("accept: %w", err)
+			if !passes(err) {
+				return fmt.Errorf("accept: %w", err)
+			}
+			m.log.Error("accept", "error", err)
+			select {
+			case <-time.After(50 * time.Millisecond):
+			case <-ctx.Done():
+			}
+			continue
 		}
 		if err := m.admit(c); err != nil {
 			m.log.Warn("refused a caller", "error", err)
@@ -55,6 +64,17 @@ func (m *Maker) Serve(ctx context.Context, l *net.UnixListener) error {
 			c.Close()
 		})
 	}
+}
+
+// passes tells whether an error of accept is of that moment: a want of descriptors or memory, or a caller who has left. The end
+// of this loop is the end of every sandbox.
+func passes(err error) bool {
+	for _, e := range []error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM, unix.ECONNABORTED} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
 }
 
 // admit lets root and the server's uid in; the socket's permissions say the same.
@@ -82,6 +102,10 @@ func (m *Maker) converse(ctx context.Context, c *net.UnixConn) (end bool) {
 		files, err := wire.Receive(c, &r)
 		if err == nil && r.Op == wire.OpFork {
 			m.converseFork(ctx, c, r, files)
+			return false
+		}
+		if err == nil && r.Op == wire.OpUnpack {
+			m.converseUnpack(ctx, c, r, files)
 			return false
 		}
 		wire.CloseAll(files) // no other request carries any
@@ -214,6 +238,9 @@ func (m *Maker) answer(ctx context.Context, r wire.Request) (response wire.Respo
 	case wire.OpStop:
 		err = m.Stop(ctx, r.ID, r.Cause)
 	case wire.OpFork: // by converseFork
+	case wire.OpUnpack: // by converseUnpack
+	case wire.OpLayers, wire.OpAddImage, wire.OpPruneLayers:
+		response, err = m.answerImages(ctx, r)
 	case wire.OpPause:
 		err = m.Pause(r.ID)
 	case wire.OpResume:
@@ -226,6 +253,10 @@ func (m *Maker) answer(ctx context.Context, r wire.Request) (response wire.Respo
 		response.Template, err = m.Snapshot(ctx, *r.Snapshot)
 	case wire.OpRemove:
 		err = m.RemoveTemplate(ctx, r.Tenant, r.Template)
+	case wire.OpVolumes:
+		response.Volumes, err = m.Volumes(r.Tenant)
+	case wire.OpVolumeMake, wire.OpVolumeRemove:
+		response.Volumes, err = m.changeVolume(ctx, r)
 	case wire.OpList:
 		response.Instances = m.List(r.After)
 	case wire.OpForget:
@@ -241,6 +272,17 @@ func (m *Maker) answer(ctx context.Context, r wire.Request) (response wire.Respo
 		return wire.Failed(err), nil
 	}
 	return response, give
+}
+
+func (m *Maker) changeVolume(ctx context.Context, r wire.Request) ([]sandbox.Volume, error) {
+	if r.Volume == nil {
+		return nil, fault.New(fault.Invalid, "%s without a volume", r.Op)
+	}
+	if r.Op == wire.OpVolumeRemove {
+		return nil, m.RemoveVolume(ctx, r.Tenant, r.Volume.Name)
+	}
+	made, err := m.MakeVolume(ctx, r.Tenant, *r.Volume)
+	return []sandbox.Volume{made}, err
 }
 
 func (m *Maker) hello() *wire.Hello {

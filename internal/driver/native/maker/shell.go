@@ -1,6 +1,7 @@
 package maker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -31,6 +32,7 @@ type shell struct {
 	telling sync.Mutex    // one message at a time on the channel
 	form    form
 	disk    *disk           // nil: tmpfs
+	volumes []*volume       // that it has; held
 	limits  template.Limits // in force
 	network policy.Network  // in force
 	linked  bool
@@ -51,6 +53,7 @@ type form struct {
 	disk    int64       // size; a copy of a small disk has that one's
 	from    *frozenDisk // whose files it has beside the template's; nil: none
 	owns    bool        // nobody else uses what it is from
+	mounts  *mounts     // what its owner wants to have in it; nil: nothing
 }
 
 const sandboxNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWNET
@@ -80,16 +83,16 @@ func (m *Maker) givePlace(p place) {
 }
 
 // makeShell climbs the ladder; a failure takes every step back.
-func (m *Maker) makeShell(t *template.Template, owner int, f form, limits template.Limits) (*shell, error) {
+func (m *Maker) makeShell(ctx context.Context, t *template.Template, owner int, f form, limits template.Limits) (*shell, error) {
 	at, err := m.takePlace(limits)
 	if err != nil {
 		return nil, err
 	}
-	return m.makeShellAt(at, t, owner, f, limits)
+	return m.makeShellAt(ctx, at, t, owner, f, limits)
 }
 
 // makeShellAt takes over the place, also when it fails.
-func (m *Maker) makeShellAt(at place, t *template.Template, owner int, f form, limits template.Limits) (_ *shell, err error) {
+func (m *Maker) makeShellAt(ctx context.Context, at place, t *template.Template, owner int, f form, limits template.Limits) (_ *shell, err error) {
 	var undo undo
 	defer undo.run()
 	undo.add(func() { m.givePlace(at) })
@@ -102,7 +105,7 @@ func (m *Maker) makeShellAt(at place, t *template.Template, owner int, f form, l
 	defer mine.Close()
 	s.pid, s.pidfd, err = cloneApart(birthApart{
 		birth: birth{program: m.host.shell, flags: sandboxNamespaces, socket: theirs, stderr: debugStderr()},
-		mine:  mine, owner: owner, base: uidBase(at.slot),
+		mine:  mine, owner: owner, uids: allIDs(uidBase(at.slot)), gids: allIDs(uidBase(at.slot)),
 	})
 	theirs.Close()
 	if err != nil {
@@ -117,8 +120,9 @@ func (m *Maker) makeShellAt(at place, t *template.Template, owner int, f form, l
 		if s.disk != nil {
 			s.disk.close()
 		}
+		s.leaveVolumes()
 	})
-	if err := m.furnish(s, t, mine); err != nil {
+	if err := m.furnish(ctx, s, t, mine); err != nil {
 		return nil, fmt.Errorf("make shell: %w", err)
 	}
 	undo.add(func() { s.channel.Close() })
@@ -131,7 +135,7 @@ func (m *Maker) makeShellAt(at place, t *template.Template, owner int, f form, l
 }
 
 // furnish gives the newborn its layers, state and channel and waits until it is an agent.
-func (m *Maker) furnish(s *shell, t *template.Template, socket *os.File) error {
+func (m *Maker) furnish(ctx context.Context, s *shell, t *template.Template, socket *os.File) error {
 	userns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", s.pid))
 	if err != nil {
 		return err
@@ -145,32 +149,17 @@ func (m *Maker) furnish(s *shell, t *template.Template, socket *os.File) error {
 	if err := p.setArgv(agentName); err != nil {
 		return err
 	}
-	var mount *os.File
-	switch {
-	case s.form.storage != sandbox.StorageTmpfs:
-		if s.disk, mount, err = m.disks.make(s.form, len(t.Trees)); err != nil {
-			return fmt.Errorf("make disk: %w", err)
-		}
-		defer mount.Close()
-		p.Work = uint32(s.disk.work)
-		if err := setAttr(mount, 0, userns); err != nil {
-			return err
-		}
-		if s.form.storage == sandbox.StorageVolatile {
-			p.Volatile = 1
-		}
-	case s.form.from != nil:
-		return errNoDisk
-	default:
-		p.Storage, p.TmpfsBytes, p.Volatile = storageTmpfs, uint64(s.form.disk), 1
-	}
-	files, err := m.planTrees(p, t, s.below(), userns)
-	defer func() { wire.CloseAll(files) }()
+	mount, err := m.planDisk(s, t, p, userns)
 	if err != nil {
 		return err
 	}
+	files, err := m.planTrees(p, t, s.below(), userns)
 	if mount != nil {
 		files = append(files, mount)
+	}
+	defer func() { wire.CloseAll(files) }()
+	if err != nil {
+		return err
 	}
 	rest, err := commonTrees()
 	files = append(files, rest...)
@@ -181,17 +170,43 @@ func (m *Maker) furnish(s *shell, t *template.Template, socket *os.File) error {
 	if err != nil {
 		return err
 	}
-	files = append(files, theirs)
+	asked, err := m.showMounts(ctx, s, t, p, userns)
+	sent := append(append(append([]*os.File{}, files...), m.host.agent, theirs), asked...)
+	files = append(append(files, theirs), asked...)
 	joiners := s.group.Joiners()
 	p.Cgroups = uint32(len(joiners))
-	sent := append([]*os.File{}, files[:len(files)-1]...)
-	sent = append(sent, m.host.agent, theirs)
-	if err := order(socket, p, append(sent, joiners...)); err != nil {
+	if err == nil {
+		err = order(socket, p, append(sent, joiners...))
+	}
+	if err != nil {
 		mine.Close()
 		return err
 	}
 	s.channel, err = wire.Conn(mine)
 	return err
+}
+
+// planDisk makes what a sandbox writes to; its mount, or nil where that is memory.
+func (m *Maker) planDisk(s *shell, t *template.Template, p *plan, userns *os.File) (mount *os.File, err error) {
+	if s.form.storage == sandbox.StorageTmpfs {
+		if s.form.from != nil {
+			return nil, errNoDisk
+		}
+		p.Storage, p.TmpfsBytes, p.Volatile = storageTmpfs, uint64(s.form.disk), 1
+		return nil, nil
+	}
+	if s.disk, mount, err = m.disks.make(s.form, len(t.Trees)); err != nil {
+		return nil, fmt.Errorf("make disk: %w", err)
+	}
+	p.Work = uint32(s.disk.work)
+	if s.form.storage == sandbox.StorageVolatile {
+		p.Volatile = 1
+	}
+	if err := setAttr(mount, 0, userns); err != nil {
+		mount.Close()
+		return nil, err
+	}
+	return mount, nil
 }
 
 // commonTrees are what every sandbox and zygote has: /dev and /run/cove.
@@ -225,8 +240,8 @@ func (m *Maker) planTrees(p *plan, t *template.Template, below []*frozenDisk, us
 		files = append(files, f)
 		return setAttr(f, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV, userns)
 	}
-	if n := countLayers(t) + len(below); n > maxLayers {
-		return nil, tooDeep(n)
+	if err := checkDepth(t, len(below)); err != nil {
+		return nil, err
 	}
 	for _, f := range below {
 		if err := add(f.show()); err != nil {
@@ -362,6 +377,7 @@ func (m *Maker) retire(s *shell) {
 		if s.disk != nil {
 			s.disk.close()
 		}
+		s.leaveVolumes()
 		if n := s.takeKernel(); n != nil {
 			n.end()
 		}

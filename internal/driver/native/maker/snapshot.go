@@ -40,8 +40,8 @@ func (m *Maker) Snapshot(ctx context.Context, r sandbox.SnapshotRequest) (*templ
 	}
 	defer frozen.close()
 	images := append([]*frozenDisk{frozen}, frozen.below...)
-	if n := countLayers(from) + len(images); n > maxLayers {
-		return nil, tooDeep(n)
+	if err := checkDepth(from, len(images)); err != nil {
+		return nil, err
 	}
 	t, err := m.templates.AddSnapshot(ctx, template.NewSnapshot{
 		From: from, Tenant: r.Tenant, Name: r.Name, Description: r.Description, Above: len(images),
@@ -130,6 +130,12 @@ func countLayers(t *template.Template) int {
 	return n
 }
 
-func tooDeep(n int) error {
-	return fault.New(fault.Exhausted, "the sandbox's files would be %d layers deep, at most %d are possible: go back to an earlier sandbox or template", n, maxLayers)
+// checkDepth refuses a template with so many disk images above it that no shell could have them all.
+func checkDepth(t *template.Template, above int) error {
+	for _, c := range []struct{ n, most int }{{len(t.Images()) + above, maxImages}, {countLayers(t) + above, maxLayers}} {
+		if c.n > c.most {
+			return fault.New(fault.Exhausted, "the sandbox's files would be %d layers deep, at most %d are possible: go back to an earlier sandbox or template", c.n, c.most)
+		}
+	}
+	return nil
 }

@@ -60,8 +60,8 @@ type zygoteRequest struct {
 	Delta     string   `json:"delta,omitempty"`
 	UserSite  string   `json:"user_site,omitempty"`
 	Home      string   `json:"home,omitempty"`
-	UID       int      `json:"uid,omitempty"`
-	GID       int      `json:"gid,omitempty"`
+	UID       int      `json:"uid"` // zero is root of the sandbox
+	GID       int      `json:"gid"`
 	Groups    []int    `json:"groups,omitempty"`
 	Cwd       string   `json:"cwd,omitempty"`
 	Ahead     bool     `json:"ahead,omitempty"` // nobody waits for it yet
@@ -198,6 +198,9 @@ func (m *Maker) furnishZygote(z *zygote, t *template.Template, owner int, socket
 	return err
 }
 
+// preparedHome is where a build leaves what libraries prepare, whoever the template's user is.
+const preparedHome = "/home/user"
+
 func (z *zygote) configure(ctx context.Context, t *template.Template, anchors *os.File) error {
 	deadline := time.Now().Add(zygoteStart)
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
@@ -208,7 +211,7 @@ func (z *zygote) configure(ctx context.Context, t *template.Template, anchors *o
 	}
 	err := wire.Send(z.conn, zygoteRequest{
 		Op: "configure", Preload: t.Python.Preload, Warmup: t.Python.Warmup, KernelDir: "/run/cove/kernel", Delta: "/run/cove/delta.bpf",
-		UserSite: t.Python.UserSite, Home: "/home/" + kernelUser(t),
+		UserSite: t.Python.UserSite, Home: preparedHome,
 	}, anchors)
 	if err == nil {
 		_, err = wire.Receive(z.conn, &z.ready)

@@ -21,7 +21,7 @@ import (
 )
 
 // Version of this protocol: a server refuses a maker that speaks another.
-const Version = 2
+const Version = 3
 
 // Op names a request.
 type Op string
@@ -40,13 +40,22 @@ const (
 	OpPause    Op = "pause"    // ID: stop its processes
 	OpResume   Op = "resume"   // ID
 	OpSnapshot Op = "snapshot" // Snapshot → Template
-	OpRemove   Op = "remove"   // Tenant, Template: remove a template that was made by a snapshot
+	OpRemove   Op = "remove"   // Tenant, Template: remove a template that was made by a snapshot, or of an image
 	OpList     Op = "list"     // After → Instances, a page
 	OpEnded    Op = "ended"    // a stream: every end that was not forgotten, then those to come
 	OpForget   Op = "forget"   // IDs
 	OpFloor    Op = "floor"    // Tenant, ID (a digest): a plain fork of that zygote, for measuring → one descriptor
 	OpStats    Op = "stats"    // → Stats
 	OpShutdown Op = "shutdown" // ends every sandbox and the maker; the connection closes when it is gone
+
+	OpLayers      Op = "layers"       // IDs → Layers: those that are unpacked
+	OpUnpack      Op = "unpack"       // Layer, one descriptor: the file to read → Layers, one; a caller who leaves ends it
+	OpAddImage    Op = "add_image"    // Image → Template
+	OpPruneLayers Op = "prune_layers" // → Freed
+
+	OpVolumes      Op = "volumes"       // Tenant → Volumes
+	OpVolumeMake   Op = "volume_make"   // Tenant, Volume → Volumes, one
+	OpVolumeRemove Op = "volume_remove" // Tenant, Volume
 )
 
 // Request is one message to the maker.
@@ -64,6 +73,9 @@ type Request struct {
 
 	Fork     *sandbox.ForkRequest     `json:"fork,omitempty"`
 	Snapshot *sandbox.SnapshotRequest `json:"snapshot,omitempty"`
+	Layer    *sandbox.LayerRequest    `json:"layer,omitempty"`
+	Image    *sandbox.ImageRequest    `json:"image,omitempty"`
+	Volume   *sandbox.Volume          `json:"volume,omitempty"` // its name, and its size when it is to be made
 }
 
 // Start is sandbox.StartRequest on the wire; the template travels with Prepare and is named by its digest.
@@ -77,6 +89,7 @@ type Start struct {
 	Env      map[string]string `json:"env,omitempty"`
 	Deadline time.Time         `json:"deadline,omitzero"`
 	NoKernel bool              `json:"no_kernel,omitempty"`
+	Mounts   []sandbox.Mount   `json:"mounts,omitempty"`
 }
 
 // Change is sandbox.Change on the wire.
@@ -133,6 +146,9 @@ type Response struct {
 	Cut       bool               `json:"cut,omitempty"`    // fork: files and memory are taken, the parent may go on; another response follows
 	Forked    *sandbox.Forked    `json:"forked,omitempty"`
 	Template  *template.Template `json:"template,omitempty"`
+	Layers    []sandbox.Layer    `json:"layers,omitempty"`
+	Freed     int64              `json:"freed,omitempty"` // bytes
+	Volumes   []sandbox.Volume   `json:"volumes,omitempty"`
 }
 
 // Fault is an error on the wire.

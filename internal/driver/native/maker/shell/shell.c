@@ -14,30 +14,32 @@ typedef long i64;
 #include "syscalls.h"
 
 #define SOCK 3
-#define MAX_LAYERS 40
 #define MAX_TREES 8
 #define MAX_FILTER 1024
-#define MAX_FDS 64
+#define MAX_MOUNTS 16
+#define MAX_TARGET 248
+#define MAX_FDS 253 // as many as a message carries
 
 enum { MODE_SANDBOX = 1, MODE_ZYGOTE = 2, MODE_REROOT = 3 };
 enum { STORAGE_GIVEN = 0, STORAGE_TMPFS = 1 };
 
 struct tree {
 	u32 first, count; // directories, uppermost first
-	char target[248]; // path inside, without the leading slash; empty for the root
+	char target[MAX_TARGET]; // path inside, without the leading slash; empty for the root
 };
 
 struct plan {
 	u32 mode, storage, volatile_, nofile;
 	u32 layers, trees, cgroups, filter_len;
 	u32 uid, gid, argc, images; // images are the first of the layers: each has a layer of every tree
-	u32 work, unused;           // which of the two work directories of every tree
+	u32 work, mounts;           // which of the two work directories of every tree
 	u64 bound, tmpfs_bytes;
 	char base[256];
 	char hostname[64];
 	struct tree tree[MAX_TREES];
 	char argv[1024];
 	u64 filter[MAX_FILTER];
+	char mount[MAX_MOUNTS][MAX_TARGET]; // places for what the sandbox's owner wants there, without the leading slash
 };
 
 struct report {
@@ -173,7 +175,7 @@ static int single(const struct tree *t) { return plan.mode == MODE_ZYGOTE && t->
 
 static void mount_tree(u32 index)
 {
-	static char options[2048];
+	static char options[4096]; // the most that mount takes; 200 layers need less than half
 	const struct tree *t = &plan.tree[index];
 	if (single(t)) {
 		// An overlay of one layer and nothing above is refused; the layer itself is read-only already.
@@ -240,6 +242,50 @@ static void make_tmpfs_state(void)
 		must("make upper", make_dir(at, 0755));
 		put(end, "/w");
 		must("make work", make_dir(at, 0755));
+	}
+}
+
+// step_into opens one directory by one name. No link is followed: the name that somebody asked for is then the place where
+// the mount is, and nothing of the template or image leads it elsewhere.
+static i64 step_into(int dir, const char *name)
+{
+	struct { u64 flags, mode, resolve; } how = { O_PATH | O_CLOEXEC | O_DIRECTORY, 0, RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS };
+	return sys4(NR_openat2, dir, (i64)name, (i64)&how, sizeof how);
+}
+
+// make_target finds the place of a mount, name by name. What is missing is made, in the layer that is the sandbox's own.
+static i64 make_target(const char *path)
+{
+	static char name[MAX_TARGET];
+	i64 at = root;
+	while (*path) {
+		u64 n = 0;
+		while (path[n] && path[n] != '/') n++;
+		memcpy(name, path, n);
+		name[n] = 0;
+		path += path[n] ? n + 1 : n;
+		i64 next = step_into((int)at, name);
+		if (next == -ENOENT) {
+			sys3(NR_mkdirat, at, (i64)name, 0755);
+			next = step_into((int)at, name);
+		}
+		if (at != root) sys1(NR_close, at);
+		if (next < 0) return next;
+		at = next;
+	}
+	return at;
+}
+
+// mount_asked mounts what the sandbox's owner asked for. Before /dev, /proc and our own: those lie above it whatever it is.
+static void mount_asked(int first)
+{
+	static char step[32];
+	for (u32 i = 0; i < plan.mounts; i++) {
+		i64 ret = make_target(plan.mount[i]);
+		if (ret == root) ret = -EINVAL;
+		if (ret >= 0) ret = sys5(NR_move_mount, fds[first + (int)i], (i64)"", ret, (i64)"", MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_T_EMPTY_PATH);
+		put_number(put(step, "mount "), i);
+		must(step, ret);
 	}
 }
 
@@ -505,8 +551,9 @@ void run(const u64 *stack)
 	int state = plan.mode == MODE_SANDBOX && plan.storage == STORAGE_GIVEN ? fds[at++] : -1;
 	int dev = fds[at++], cove = fds[at++];
 	int program = plan.mode == MODE_SANDBOX ? fds[at++] : -1;
-	int channel = fds[at++];
-	if (at + (int)plan.cgroups != count) die("plan with other descriptors", -EINVAL);
+	int channel = fds[at++], asked = at;
+	at += (int)plan.mounts;
+	if (plan.mounts > MAX_MOUNTS || at + (int)plan.cgroups != count) die("plan with other descriptors", -EINVAL);
 
 	sys1(NR_umask, 022);
 	join_cgroups(at);
@@ -519,6 +566,7 @@ void run(const u64 *stack)
 		else make_tmpfs_state();
 	}
 	mount_trees();
+	mount_asked(asked);
 	mount_rest(dev, cove);
 	must("hostname", sys2(NR_sethostname, (i64)plan.hostname, (i64)len(plan.hostname)));
 	enter_root();

@@ -1,0 +1,4 @@
+package unpack
+
+// DecodeAnswer reads what the process says at its end.
+var DecodeAnswer = decodeAnswer

@@ -1,0 +1,43 @@
+package native
+
+import (
+	"context"
+
+	"github.com/covehq/cove/internal/driver/native/maker"
+	"github.com/covehq/cove/internal/driver/native/wire"
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/sandbox"
+)
+
+var _ sandbox.Volumer = (*Driver)(nil)
+
+// AllowHostPaths keeps the operator's word on which paths of the host sandboxes may have ("/data", "/scratch:rw"), and how large
+// a volume is that says nothing (zero: 10 GiB), where root alone can write and the maker reads it. A server calls it while it
+// is root.
+func AllowHostPaths(dataDir string, paths []string, volumeSize int64) error {
+	return maker.WriteStorage(dataDir, paths, volumeSize)
+}
+
+// Volumes are those of a tenant.
+func (d *Driver) Volumes(ctx context.Context, tenant string) ([]sandbox.Volume, error) {
+	r, _, err := d.call(ctx, wire.Request{Op: wire.OpVolumes, Tenant: tenant})
+	return r.Volumes, err
+}
+
+// MakeVolume makes an empty one.
+func (d *Driver) MakeVolume(ctx context.Context, tenant string, v sandbox.Volume) (sandbox.Volume, error) {
+	r, _, err := d.call(ctx, wire.Request{Op: wire.OpVolumeMake, Tenant: tenant, Volume: &v})
+	if err != nil {
+		return sandbox.Volume{}, err
+	}
+	if len(r.Volumes) != 1 {
+		return sandbox.Volume{}, fault.New(fault.Internal, "the maker made a volume and does not say which")
+	}
+	return r.Volumes[0], nil
+}
+
+// RemoveVolume removes one that nobody uses.
+func (d *Driver) RemoveVolume(ctx context.Context, tenant, name string) error {
+	_, _, err := d.call(ctx, wire.Request{Op: wire.OpVolumeRemove, Tenant: tenant, Volume: &sandbox.Volume{Name: name}})
+	return err
+}

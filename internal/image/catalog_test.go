@@ -1,0 +1,259 @@
+package image_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/image"
+	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/template"
+)
+
+func TestCatalog(t *testing.T) {
+	w, p := open(t, nil), newPlace(t)
+	a, b := newImage(t, 1, 1000), newImage(t, 1, 1000)
+	one, err := w.pull(acme, p.push(t, "a:1", a))
+	must(t, err)
+	two, err := w.pull(acme, p.push(t, "a:2", a))
+	must(t, err)
+	other, err := w.pull(acme, p.push(t, "b:1", b))
+	must(t, err)
+	if one.Template != two.Template || one.Template == other.Template {
+		t.Fatalf("%s %s %s", one.Template, two.Template, other.Template)
+	}
+	t.Run("the list has every name, in order", func(t *testing.T) {
+		all, err := w.List(t.Context(), acme)
+		must(t, err)
+		if names := namesOf(all); !slices.Equal(names, []string{one.Reference, two.Reference, other.Reference}) {
+			t.Fatal(names)
+		}
+	})
+	t.Run("one is found by name, digest, beginning of a digest and template", func(t *testing.T) {
+		short := strings.TrimPrefix(other.Digest, "sha256:")[:12]
+		for _, by := range []string{other.Reference, other.Digest, short, other.Template, strings.TrimPrefix(other.Template, "img-")[:8]} {
+			got, err := w.Inspect(t.Context(), acme, by)
+			if err != nil || got.Reference != other.Reference {
+				t.Errorf("%s: %+v %v", by, got, err)
+			}
+			_, err = w.Inspect(t.Context(), globex, by)
+			if !fault.Is(err, fault.NotFound) {
+				t.Errorf("%s of somebody else: %v", by, err)
+			}
+		}
+		for by, kind := range map[string]fault.Kind{"nope": fault.NotFound, "sha256:" + strings.Repeat("0", 64): fault.NotFound, "": fault.Invalid, "A B": fault.Invalid, p.host() + "/a@" + other.Digest: fault.NotFound} {
+			_, err := w.Inspect(t.Context(), acme, by)
+			if !fault.Is(err, kind) {
+				t.Errorf("%q: %v", by, err)
+			}
+		}
+	})
+	t.Run("the template goes with the last name", func(t *testing.T) {
+		must(t, w.Remove(t.Context(), acme, one.Reference))
+		if _, err := w.driver.Resolve(t.Context(), acme, one.Template); err != nil {
+			t.Fatal("it is gone with the first")
+		}
+		wantKind(t, w.Remove(t.Context(), acme, one.Reference), fault.NotFound)
+		must(t, w.Remove(t.Context(), acme, two.Reference))
+		if _, err := w.driver.Resolve(t.Context(), acme, two.Template); err == nil {
+			t.Fatal("it is still there")
+		}
+		if len(w.driver.layers) != 1 {
+			t.Fatalf("%d layers are there", len(w.driver.layers))
+		}
+	})
+	t.Run("a digest takes all names away", func(t *testing.T) {
+		_, err := w.pull(acme, p.push(t, "b:2", b))
+		must(t, err)
+		must(t, w.Remove(t.Context(), acme, other.Digest))
+		if all, err := w.List(t.Context(), acme); err != nil || len(all) != 0 {
+			t.Fatalf("%v %v", all, err)
+		}
+	})
+	t.Run("what was removed is pulled again", func(t *testing.T) {
+		_, err := w.Ensure(t.Context(), acme, template.PullRequest{Reference: other.Reference})
+		must(t, err)
+	})
+	t.Run("what lost its template otherwise is pulled again", func(t *testing.T) {
+		must(t, w.driver.RemoveTemplate(t.Context(), acme, other.Template))
+		_, err := w.Inspect(t.Context(), acme, other.Reference)
+		wantKind(t, err, fault.NotFound)
+		_, err = w.Ensure(t.Context(), acme, template.PullRequest{Reference: other.Reference})
+		must(t, err)
+	})
+}
+
+func namesOf(all []image.Info) (names []string) {
+	for _, i := range all {
+		names = append(names, i.Reference)
+	}
+	return names
+}
+
+func TestTag(t *testing.T) {
+	w, p := open(t, nil), newPlace(t)
+	below, err := w.pull(acme, p.push(t, "a:1", newImage(t, 1, 1000)))
+	must(t, err)
+	inner, err := w.driver.Resolve(t.Context(), acme, below.Template)
+	must(t, err)
+	w.driver.templates[acme+"/bld-1"] = &template.Template{Name: "bld-1", Tenant: acme, Digest: "abc123def", User: "me", Workdir: "/w", Env: map[string]string{"A": "b"}, Image: inner.Image, Snapshot: &template.Snapshot{}}
+	at := time.Date(2026, 5, 6, 7, 8, 9, 0, time.UTC)
+	info, err := w.Tag(t.Context(), acme, "bld-1", "mine", template.Image{Cmd: []string{"run"}, Labels: map[string]string{"x": "y"}, Ports: []string{"1/tcp"}, Created: at})
+	must(t, err)
+	if info.Reference != "docker.io/library/mine:latest" || info.Digest != "sha256:abc123def" || info.Entrypoint != nil || info.Cmd[0] != "run" || info.User != "me" || info.Labels["x"] != "y" || !info.Created.Equal(at) {
+		t.Fatalf("%+v", info)
+	}
+	got, err := w.Ensure(t.Context(), acme, template.PullRequest{Reference: "mine"})
+	must(t, err)
+	if got.Name != "bld-1" || got.Image.Cmd[0] != "run" || len(got.Image.Entrypoint) != 0 || got.Image.Reference != info.Reference {
+		t.Fatalf("%+v", got.Image)
+	}
+	if inner.Image.Cmd[0] != "serve" {
+		t.Fatal("the image below was changed")
+	}
+	for _, c := range []struct {
+		tenant, template, ref string
+		kind                  fault.Kind
+	}{{acme, "nope", "mine", fault.NotFound}, {globex, "bld-1", "mine", fault.NotFound}, {acme, "bld-1", "UP", fault.Invalid}, {acme, "bld-1", "a@" + below.Digest, fault.Invalid}} {
+		_, err := w.Tag(t.Context(), c.tenant, c.template, c.ref, template.Image{})
+		wantKind(t, err, c.kind)
+	}
+	t.Run("what others are made from stays until Prune", func(t *testing.T) {
+		w.driver.refuse["bld-1"] = fault.New(fault.Conflict, "others are made from it")
+		must(t, w.Remove(t.Context(), acme, "mine"))
+		_, removed, err := w.Prune(t.Context(), acme)
+		if err != nil || len(removed) != 0 {
+			t.Fatalf("%v %v", removed, err)
+		}
+		delete(w.driver.refuse, "bld-1")
+		_, removed, err = w.Prune(t.Context(), acme)
+		if err != nil || !slices.Equal(removed, []string{"bld-1"}) {
+			t.Fatalf("%v %v", removed, err)
+		}
+	})
+	t.Run("a template of everybody's loses its name only", func(t *testing.T) {
+		_, err := w.Tag(t.Context(), acme, "python", "snake", template.Image{})
+		must(t, err)
+		must(t, w.Remove(t.Context(), acme, "snake"))
+		if _, err := w.driver.Resolve(t.Context(), acme, "python"); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestPrune(t *testing.T) {
+	w, p := open(t, nil), newPlace(t)
+	ref := p.push(t, "a:1", newImage(t, 1, 1000))
+	old, err := w.pull(acme, ref)
+	must(t, err)
+	p.push(t, "a:1", newImage(t, 1, 1000))
+	current, err := w.pull(acme, ref) // the tag has moved: nobody names the old one any more
+	must(t, err)
+	freed, removed, err := w.Prune(t.Context(), acme)
+	must(t, err)
+	if freed < 1000 || !slices.Equal(removed, []string{old.Template}) {
+		t.Fatalf("%d %v", freed, removed)
+	}
+	if _, err := w.driver.Resolve(t.Context(), acme, current.Template); err != nil {
+		t.Fatal(err)
+	}
+	if notes, err := w.store.Documents(t.Context(), acme, "image-layer"); err != nil || len(notes) != 1 {
+		t.Fatalf("%v %v", notes, err)
+	}
+}
+
+func TestPruneAsksAboutManyLayers(t *testing.T) {
+	w := open(t, nil)
+	for i := range 2*template.MaxImageLayers + 1 {
+		must(t, w.store.PutDocument(t.Context(), acme, "image-layer", fmt.Sprintf("sha256:%064x", i), []byte("{}")))
+	}
+	_, _, err := w.Prune(t.Context(), acme)
+	must(t, err)
+	if notes, err := w.store.Documents(t.Context(), acme, "image-layer"); err != nil || len(notes) != 0 {
+		t.Fatalf("%d notes of layers that are not there, %v", len(notes), err)
+	}
+}
+
+// A template has no name for a moment, in which nobody may take it for one that nobody needs.
+func TestPruneLeavesWhatIsAboutToBeNamed(t *testing.T) {
+	w, p := open(t, nil), newPlace(t)
+	pruned := make(chan error, 1)
+	w.driver.onAdd = func() {
+		go func() { _, _, err := w.Prune(t.Context(), acme); pruned <- err }()
+		select {
+		case err := <-pruned: // it did not wait
+			pruned <- err
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	info, err := w.pull(acme, p.push(t, "a:1", newImage(t, 1, 1000)))
+	must(t, err)
+	must(t, <-pruned)
+	if _, err := w.Inspect(t.Context(), acme, info.Reference); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRemoveLeavesWhatHasMoved(t *testing.T) {
+	w, p := open(t, nil), newPlace(t)
+	ref := p.push(t, "a:1", newImage(t, 1, 1000))
+	_, err := w.pull(acme, ref)
+	must(t, err)
+	var current image.Info
+	must(t, w.RemoveAfter(t.Context(), acme, ref, func() {
+		p.push(t, "a:1", newImage(t, 1, 1000))
+		current, err = w.pull(acme, ref)
+		must(t, err)
+	}))
+	if got, err := w.Inspect(t.Context(), acme, ref); err != nil || got.Template != current.Template {
+		t.Fatalf("%+v %v", got, err)
+	}
+	must(t, w.RemoveAfter(t.Context(), acme, ref, func() { must(t, w.Remove(t.Context(), acme, ref)) }))
+}
+
+func TestNoNameForWhatCannotBeRead(t *testing.T) {
+	w, p := open(t, nil), newPlace(t)
+	ref := p.push(t, "a:1", newImage(t, 1, 1000))
+	w.driver.blind = true
+	_, err := w.pull(acme, ref)
+	wantKind(t, err, fault.Internal, "cannot read its template")
+	if docs, err := w.store.Documents(t.Context(), acme, "image-ref"); err != nil || len(docs) != 0 {
+		t.Fatalf("%v %v", docs, err)
+	}
+	w.driver.blind = false
+	_, err = w.Ensure(t.Context(), acme, template.PullRequest{Reference: ref})
+	must(t, err)
+}
+
+func TestPruneWaitsForPulls(t *testing.T) {
+	w, p := open(t, nil), newPlace(t)
+	ref := p.push(t, "a:1", newImage(t, 2, 1000))
+	w.driver.layers["sha256:stray"] = sandbox.Layer{DiffID: "sha256:stray", Bytes: 7}
+	started, gate := make(chan struct{}, 2), make(chan struct{})
+	var later atomic.Bool
+	w.driver.onUnpack = func(context.Context, sandbox.LayerRequest) error {
+		if !later.Swap(true) {
+			return nil
+		}
+		started <- struct{}{}
+		<-gate
+		return nil
+	}
+	done := make(chan error)
+	go func() { _, err := w.pull(acme, ref); done <- err }()
+	<-started
+	freed, _, err := w.Prune(t.Context(), acme)
+	if err != nil || freed != 0 {
+		t.Fatalf("%d %v", freed, err)
+	}
+	close(gate)
+	must(t, <-done)
+	if there, _ := w.driver.Layers(t.Context(), []string{"sha256:stray"}); len(there) != 0 {
+		t.Fatal("the stray layer is still there")
+	}
+}
