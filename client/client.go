@@ -32,7 +32,7 @@ type Option func(*Client)
 // WithHTTPClient uses an HTTP client of yours, for proxies, TLS or tracing.
 func WithHTTPClient(h *http.Client) Option { return func(c *Client) { c.http = h } }
 
-// New makes a client for the server at base, such as http://127.0.0.1:7070.
+// New makes a client for the server at base, such as http://127.0.0.1:8080.
 func New(base, key string, options ...Option) (*Client, error) {
 	u, err := url.Parse(base)
 	if err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {

@@ -140,6 +140,14 @@ func (f Files) Chmod(ctx context.Context, path string, mode uint32) (Entry, erro
 	return e, err
 }
 
+// Chown changes who owns a path: names or numbers; what is empty stays.
+func (f Files) Chown(ctx context.Context, path, owner, group string) (Entry, error) {
+	var e Entry
+	in := ChmodRequest{Path: path, User: f.user, Owner: owner, Group: group}
+	err := f.s.c.do(ctx, http.MethodPost, f.s.path("files", "chmod"), nil, in, &e)
+	return e, err
+}
+
 // Remove removes a path; a directory that is not empty needs recursive.
 func (f Files) Remove(ctx context.Context, path string, recursive bool) error {
 	q := f.query(path)

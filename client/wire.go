@@ -9,6 +9,8 @@ import (
 type CreateRequest struct {
 	// Template to start from; empty is the server's default.
 	Template string `json:"template,omitempty"`
+	// Image to start from instead of a template: a container image, which is pulled when it is not here.
+	Image string `json:"image,omitempty"`
 	// Key pins the sandbox: a living sandbox of yours with the same key is returned instead of a new one.
 	Key string `json:"key,omitempty"`
 	// TimeoutSeconds is how long the sandbox lives; zero is the server's default, negative is for ever where allowed.
@@ -29,6 +31,8 @@ type CreateRequest struct {
 	AutoResume bool `json:"auto_resume,omitempty"`
 	// IdleAction is what happens when the idle timeout has passed: kill (default) or pause.
 	IdleAction string `json:"idle_action,omitempty" enum:"kill,pause"`
+	// Mounts are volumes and host paths that are seen in the sandbox.
+	Mounts []Mount `json:"mounts,omitempty"`
 }
 
 // Limits bound a sandbox; zero leaves the template's.
@@ -54,10 +58,13 @@ type Network struct {
 type SandboxInfo struct {
 	ID string `json:"id"`
 	// State is starting, running, paused, stopping or ended.
-	State    string            `json:"state" enum:"starting,running,paused,stopping,ended"`
-	Template string            `json:"template"`
+	State    string `json:"state" enum:"starting,running,paused,stopping,ended"`
+	Template string `json:"template"`
+	// Image is the container image that was asked for; absent: a template was.
+	Image    string            `json:"image,omitempty"`
 	Key      string            `json:"key,omitempty"`
 	Metadata map[string]string `json:"metadata,omitempty"`
+	Mounts   []Mount           `json:"mounts,omitempty"`
 	Limits   Limits            `json:"limits"`
 	Network  Network           `json:"network"`
 	Storage  string            `json:"storage,omitempty"`
@@ -77,7 +84,8 @@ type SandboxInfo struct {
 	// Deadline is when its lifetime, or while it is paused that of its pause, passes; absent: never.
 	Deadline time.Time `json:"deadline,omitzero"`
 	EndedAt  time.Time `json:"ended_at,omitzero"`
-	// Cause is why it ended: killed, expired, idle, oom, agent_died, maker_died, host_reboot, start_failed, shutdown.
+	// Cause is why it ended: killed, expired, idle, oom, agent_died, maker_died, host_reboot,
+	// start_failed, shutdown, exited, failed.
 	Cause string `json:"cause,omitempty"`
 	// Message says more about the cause in one sentence.
 	Message string `json:"message,omitempty"`
@@ -157,6 +165,12 @@ type SnapshotRequest struct {
 	// Name of the template: up to 63 lower-case letters, digits, dots, dashes and underscores.
 	Name        string `json:"name"`
 	Description string `json:"description,omitempty"`
+	// Env is added to the environment of the template's sandboxes.
+	Env map[string]string `json:"env,omitempty"`
+	// User is who processes of its sandboxes run as, a name or a number, also with a group: app:staff; empty, like
+	// Workdir, is as in this sandbox's template.
+	User    string `json:"user,omitempty"`
+	Workdir string `json:"workdir,omitempty"`
 }
 
 // SandboxUsage is what a sandbox uses, by the host's own accounting.
@@ -473,8 +487,8 @@ type TemplateInfo struct {
 	Description string `json:"description,omitempty"`
 	// From is the template that this one adds to.
 	From string `json:"from,omitempty"`
-	// Source is built-in, file (the operator's definition) or snapshot (of a sandbox's files).
-	Source string `json:"source" enum:"built-in,file,snapshot"`
+	// Source is built-in, file (the operator's definition), snapshot (of a sandbox's files) or image (a container image).
+	Source string `json:"source" enum:"built-in,file,snapshot,image"`
 	// Digest of its content; absent while it is not built.
 	Digest string `json:"digest,omitempty"`
 	// Built is true when a sandbox can start from it now. What follows of it is known only then.
@@ -484,6 +498,8 @@ type TemplateInfo struct {
 	// User is who processes run as.
 	User    string `json:"user,omitempty"`
 	Workdir string `json:"workdir,omitempty"`
+	// Env is what it gives every process.
+	Env map[string]string `json:"env,omitempty"`
 	// Sudo is true when that user may become root of the sandbox.
 	Sudo bool `json:"sudo,omitempty"`
 	// Python is absent when it has none.
@@ -513,10 +529,10 @@ type LifecycleEvent struct {
 	Seq     int64     `json:"seq,omitempty"`
 	At      time.Time `json:"at,omitzero"`
 	Sandbox string    `json:"sandbox,omitempty"`
-	// Type is created, started, adopted, lifetime_changed, network_changed, paused, resumed, forked, snapshot or ended;
+	// Type is created, started, adopted, lifetime_changed, network_changed, metadata_changed, paused, resumed, forked, snapshot or ended;
 	// fault when the stream breaks. A fork is told on both sides: the message of a copy is the id of its parent, that of
 	// the parent the ids of its copies.
-	Type     string    `json:"type" enum:"created,started,adopted,lifetime_changed,network_changed,paused,resumed,forked,snapshot,ended,fault"`
+	Type     string    `json:"type" enum:"created,started,adopted,lifetime_changed,network_changed,metadata_changed,paused,resumed,forked,snapshot,ended,fault"`
 	Deadline time.Time `json:"deadline,omitzero"`
 	Cause    string    `json:"cause,omitempty"`
 	Message  string    `json:"message,omitempty"`

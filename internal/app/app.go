@@ -3,7 +3,6 @@
 package app
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -15,9 +14,9 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/covehq/cove/internal/auth"
@@ -25,11 +24,9 @@ import (
 	"github.com/covehq/cove/internal/dialect/cove"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/gateway"
-	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/sqlstore"
 	"github.com/covehq/cove/internal/telemetry"
-	"github.com/covehq/cove/internal/template"
 )
 
 // Version is set by the linker at release.
@@ -101,11 +98,11 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Pr
 	if err := s.localKey(ctx, keys); err != nil {
 		return nil, err
 	}
-	manager, templates, observer, err := s.openDomain(ctx, store, progress)
+	manager, parts, observer, err := s.openDomain(ctx, store, progress)
 	if err != nil {
 		return nil, err
 	}
-	answers, err := s.openDialects(store, manager, keys, templates, observer)
+	answers, err := s.openDialects(store, manager, keys, parts, observer)
 	if err != nil {
 		return nil, err
 	}
@@ -117,16 +114,30 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Pr
 }
 
 // openDialects builds who answers for what.
-func (s *Server) openDialects(store *sqlstore.Store, m *sandbox.Manager, keys *auth.Keys, t templates, o *telemetry.Observer) (gateway.Config, error) {
+func (s *Server) openDialects(store *sqlstore.Store, m *sandbox.Manager, keys *auth.Keys, p parts, o *telemetry.Observer) (gateway.Config, error) {
 	domain := s.traced(m)
-	api := cove.New(domain, keys, t, s.log)
+	images, err := s.openImages(store, p)
+	if err != nil {
+		return gateway.Config{}, err
+	}
+	api := cove.New(domain, keys, p.templates, s.log)
 	api.OnFailure(o.Failed)
-	e2b, err := s.openE2B(store, domain, keys, t, o)
+	api.SetImages(coveImages{images})
+	api.SetVolumes(m)
+	e2b, err := s.openE2B(store, domain, keys, p.templates, o)
+	if err != nil {
+		return gateway.Config{}, err
+	}
+	open, err := s.openOpenSandbox(store, domain, keys, images, p.most, o)
+	if err != nil {
+		return gateway.Config{}, err
+	}
+	guests, err := s.guests(keys)
 	if err != nil {
 		return gateway.Config{}, err
 	}
 	return gateway.Config{
-		Inside:   e2b.inside,
+		Inside: e2b.inside, OpenSandbox: open, Guests: guests,
 		Prefixes: map[string]http.Handler{cove.Prefix + "/": api},
 		Else:     e2b.control,
 		Metrics:  o.Metrics(),
@@ -158,6 +169,9 @@ func (s *Server) lockData() error {
 func (s *Server) listen(address, flag string) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
+		if errors.Is(err, syscall.EADDRINUSE) {
+			return nil, fmt.Errorf("listen on %s: another program, perhaps another server, has this port; end it, or choose another with %s HOST:PORT (port 0 picks one)", address, flag)
+		}
 		return nil, fmt.Errorf("listen on %s: %w; choose another with %s HOST:PORT, port 0 picks one", address, err, flag)
 	}
 	s.undo.add("close listener", func() error {
@@ -207,75 +221,6 @@ func (s *Server) localKey(ctx context.Context, keys *auth.Keys) error {
 	}
 	s.NewKey = true
 	return writeFile(s.KeyFile, []byte(string(s.Key)+"\n"), 0o600)
-}
-
-// openDomain opens driver, templates and Manager, and gives up privilege as soon as nothing here needs it.
-func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress Progress) (*sandbox.Manager, templates, *telemetry.Observer, error) {
-	parts, err := openDriver(ctx, s.cfg, s.log)
-	if err != nil {
-		return nil, nil, nil, fmt.Errorf("open the %s driver: %w", s.cfg.Driver, err)
-	}
-	s.undo.add("close driver", parts.close)
-	s.ready = parts.ready
-	sandboxes := sandboxConfig(s.cfg, parts.most)
-	if err := sandboxes.Validate(); err != nil {
-		return nil, nil, nil, fmt.Errorf("configuration: %w", err)
-	}
-	names := s.cfg.Template.Prepare
-	if len(names) == 0 {
-		names = []string{defaultTemplate(s.cfg)}
-	}
-	for _, name := range slices.Compact(append([]string{"base"}, names...)) {
-		if err := parts.templates.ensure(ctx, name, progress); err != nil {
-			return nil, nil, nil, fmt.Errorf("build template %s: %w", name, err)
-		}
-	}
-	if parts.dropPrivilege {
-		if err := s.dropPrivilege(); err != nil {
-			return nil, nil, nil, fmt.Errorf("give up privilege: %w", err)
-		}
-	}
-	observer := telemetry.New(s.log)
-	manager := sandbox.NewManager(sandboxes, s.tracing.Driver(parts.driver), store, parts.templates, observer, s.log)
-	s.undo.add("close manager", manager.Close)
-	if err := manager.Open(ctx); err != nil {
-		return nil, nil, nil, fmt.Errorf("find the sandboxes of an earlier server: %w", err)
-	}
-	for _, name := range names {
-		progress("warming template " + name)
-		if err := manager.Prepare(ctx, Tenant, name); err != nil {
-			return nil, nil, nil, fmt.Errorf("prepare template %s: %w", name, err)
-		}
-	}
-	s.Caps = manager.Caps()
-	observer.Watch(s.sources(manager, parts))
-	return manager, parts.templates, observer, nil
-}
-
-func defaultTemplate(cfg config.Config) string {
-	if cfg.Sandbox.DefaultTemplate != "" {
-		return cfg.Sandbox.DefaultTemplate
-	}
-	return "python"
-}
-
-// sandboxConfig refuses by itself what the host does not have; an operator may allow more or less.
-func sandboxConfig(cfg config.Config, host template.Limits) sandbox.Config {
-	c := cfg.Sandbox
-	paused := c.PausedLifetime
-	if paused == 0 {
-		paused = -1 // for ever, which the domain writes so
-	}
-	return sandbox.Config{
-		DefaultTemplate: defaultTemplate(cfg), DefaultLifetime: c.DefaultLifetime, MaxLifetime: c.MaxLifetime,
-		DefaultIdleTimeout: c.IdleTimeout, PausedLifetime: paused, StartTimeout: c.StartTimeout, Retention: c.Retention,
-		MaxPerTenant: c.MaxPerTenant, CreateRate: c.CreateRate,
-		DefaultLimits: template.Limits{CPUs: c.CPUs, MemoryBytes: int64(c.Memory), Pids: c.Pids, DiskBytes: int64(c.Disk), OpenFiles: c.OpenFiles},
-		MaxLimits: template.Limits{
-			CPUs: cmp.Or(c.MaxCPUs, host.CPUs), MemoryBytes: cmp.Or(int64(c.MaxMemory), host.MemoryBytes), DiskBytes: cmp.Or(int64(c.MaxDisk), host.DiskBytes),
-		},
-		DefaultNetwork: policy.Network{Mode: policy.Mode(c.Network)},
-	}
 }
 
 // serve answers on every listener that there is.

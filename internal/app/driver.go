@@ -98,7 +98,9 @@ func newHostTemplates() hostTemplates {
 	if name, err := exec.LookPath("python3"); err == nil {
 		python.Python = template.Python{Executable: name}
 	}
-	return hostTemplates{"base": &base, "python": &python}
+	interpreter := python
+	interpreter.Name = codeInterpreter
+	return hostTemplates{"base": &base, "python": &python, codeInterpreter: &interpreter}
 }
 
 func (t hostTemplates) Resolve(_ context.Context, _, name string) (*template.Template, error) {

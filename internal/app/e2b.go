@@ -22,6 +22,9 @@ import (
 	"github.com/covehq/cove/internal/dialect/e2b/envd"
 	"github.com/covehq/cove/internal/dialect/e2b/interpreter"
 	"github.com/covehq/cove/internal/dialect/e2b/target"
+	"github.com/covehq/cove/internal/dialect/opensandbox"
+	"github.com/covehq/cove/internal/dialect/opensandbox/egress"
+	"github.com/covehq/cove/internal/dialect/opensandbox/execd"
 	"github.com/covehq/cove/internal/sqlstore"
 	"github.com/covehq/cove/internal/telemetry"
 	"github.com/covehq/cove/internal/template"
@@ -38,6 +41,9 @@ type domain interface {
 	envd.Sandboxes
 	interpreter.Sandboxes
 	build.Sandboxes
+	opensandbox.Sandboxes
+	execd.Sandboxes
+	egress.Sandboxes
 }
 
 // e2bParts are the two planes of the E2B dialect.
@@ -48,7 +54,7 @@ type e2bParts struct {
 
 // openE2B builds the E2B dialect: the control plane, the edge of the data plane and who answers behind it.
 func (s *Server) openE2B(store *sqlstore.Store, m domain, keys *auth.Keys, t templates, o *telemetry.Observer) (e2bParts, error) {
-	secret, err := s.e2bSecret()
+	secret, err := s.secret("e2b_secret")
 	if err != nil {
 		return e2bParts{}, err
 	}
@@ -96,9 +102,9 @@ func reachedAt(r *http.Request) string {
 	return "http://" + r.Host
 }
 
-// e2bSecret is what the tokens of sandboxes are derived from: made once, so that they hold over restarts.
-func (s *Server) e2bSecret() ([]byte, error) {
-	file := filepath.Join(stateDir(s.cfg.DataDir), "e2b_secret")
+// secret is what the tokens of sandboxes are derived from, in one dialect: made once, so that they hold over restarts.
+func (s *Server) secret(name string) ([]byte, error) {
+	file := filepath.Join(stateDir(s.cfg.DataDir), name)
 	text, err := os.ReadFile(file)
 	if err == nil {
 		secret, err := hex.DecodeString(strings.TrimSpace(string(text)))

@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"strconv"
 
 	"github.com/covehq/cove/internal/config"
 	"github.com/covehq/cove/internal/driver/native"
 	"github.com/covehq/cove/internal/driver/native/maker"
 	"github.com/covehq/cove/internal/driver/native/resolver"
+	"github.com/covehq/cove/internal/driver/native/unpack"
 	"github.com/covehq/cove/internal/telemetry"
 )
 
@@ -19,6 +21,11 @@ func openNative(ctx context.Context, cfg config.Config, log *slog.Logger) (parts
 	t, err := openTemplates(cfg, log)
 	if err != nil {
 		return parts{}, err
+	}
+	if os.Geteuid() == 0 { // later, and for anybody else, the file is root's
+		if err := native.AllowHostPaths(cfg.DataDir, cfg.Storage.HostPaths, int64(cfg.Storage.VolumeSize)); err != nil {
+			return parts{}, fmt.Errorf("storage: %w", err)
+		}
 	}
 	launched := false
 	launch := native.LaunchSelf("--server-uid", strconv.Itoa(laterUID(cfg.DataDir)))
@@ -68,6 +75,8 @@ func Internal(args []string, stdin io.Reader, stderr io.Writer) (status int, ok 
 		err = maker.Main(args[1:], native.Tag, []string{"/proc/self/exe", "resolver"})
 	case "resolver":
 		return resolver.Main(args[1:], stderr), true
+	case "unpack":
+		return unpack.Main(args[1:], stderr), true
 	case heraldCommand:
 		err = heraldMain(args[1:], stdin)
 	default:

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/covehq/cove/client"
 )
@@ -29,6 +30,25 @@ func (s *Server) printNext(out io.Writer) {
 	fmt.Fprintf(out, "  %s run -c 'print(1 + 1)'\n", program)
 	fmt.Fprintf(out, "  curl -s -X POST $COVE_URL%s/sandboxes -H \"X-API-Key: $COVE_API_KEY\" -d '{}'\n\n", client.Prefix)
 	s.printE2B(out, key)
+	s.printOpenSandbox(out, key)
+}
+
+func (s *Server) printOpenSandbox(out io.Writer, key string) {
+	domain := strings.TrimPrefix(s.URL, "http://")
+	fmt.Fprintf(out, "Or with OpenSandbox's SDKs, unmodified (pip install opensandbox, npm i @alibaba-group/opensandbox):\n\n")
+	if s.cfg.Auth.Anonymous {
+		fmt.Fprintf(out, "  export OPEN_SANDBOX_DOMAIN=%s   # no key is needed on this machine\n", domain)
+	} else {
+		fmt.Fprintf(out, "  export OPEN_SANDBOX_DOMAIN=%s OPEN_SANDBOX_API_KEY=%s\n", domain, key)
+	}
+	fmt.Fprint(out, `
+  # Python
+  from opensandbox import SandboxSync
+  with SandboxSync.create("python:3.12-slim") as sandbox:
+      print(sandbox.commands.run("python3 -c 'print(1 + 1)'").logs.stdout[0].text)
+      sandbox.kill()
+
+`)
 }
 
 // reading is a shell command that prints a file of the server's own.

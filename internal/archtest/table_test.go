@@ -71,7 +71,9 @@ var table = []line{
 		also: []string{"internal/driver/native/maker", "internal/driver/native/wire"}},
 	{path: "internal/driver/native/maker", group: adapters, guests: []string{"golang.org/x/sys", "golang.org/x/net/bpf"},
 		also: []string{"internal/driver/native/cgroup", "internal/driver/native/network", "internal/driver/native/resolver",
-			"internal/driver/native/seccomp", "internal/driver/native/trace", "internal/driver/native/wire", "kernel"}},
+			"internal/driver/native/seccomp", "internal/driver/native/trace", "internal/driver/native/unpack", "internal/driver/native/wire", "kernel"}},
+	{path: "internal/driver/native/unpack", group: adapters, also: []string{"internal/driver/native/seccomp"},
+		guests: []string{"golang.org/x/sys", "github.com/klauspost/compress"}},
 	{path: "internal/driver/native/trace", group: adapters, guests: []string{"golang.org/x/sys"}},
 	{path: "internal/driver/native/wire", group: adapters, guests: []string{"golang.org/x/sys"}},
 	{path: "internal/driver/native/cgroup", group: adapters, guests: []string{"golang.org/x/sys"}},
@@ -85,6 +87,7 @@ var table = []line{
 	{path: "internal/driver/inproc", group: adapters, also: []string{"internal/agent"}}, // a real agent in a goroutine
 	{path: "internal/sqlstore", group: adapters, guests: []string{"modernc.org/sqlite"}},
 	{path: "internal/sqlstore/storetest", group: adapters, guests: []string{"github.com/google/go-cmp"}},
+	{path: "internal/image", group: adapters, guests: []string{"github.com/google/go-containerregistry", "github.com/klauspost/compress", "golang.org/x/sys"}},
 	{path: "internal/telemetry", group: adapters, guests: []string{"go.opentelemetry.io/otel"}}, // nobody else knows OpenTelemetry
 	{path: "internal/telemetry/otlptest", group: adapters,
 		guests: []string{"go.opentelemetry.io/proto/otlp", "google.golang.org/grpc", "google.golang.org/protobuf"}},
@@ -94,16 +97,25 @@ var table = []line{
 	{path: "internal/dialect/cove", group: edges, also: []string{"client"}},
 	{path: "internal/dialect/e2b", group: edges, also: []string{"internal/dialect/e2b/target", "internal/dialect/e2b/build"}},
 	{path: "internal/dialect/e2b/target", group: edges},
-	{path: "internal/dialect/e2b/edge", group: edges, also: []string{"internal/dialect/e2b/target"}},
-	{path: "internal/dialect/e2b/envd", group: edges, also: []string{"internal/dialect/e2b/target", "internal/dialect/e2b/envd/..."},
+	{path: "internal/dialect/e2b/edge", group: edges, also: []string{"internal/dialect/e2b/target", "internal/dialect/rawport", "internal/dialect/transfer"}},
+	{path: "internal/dialect/e2b/envd", group: edges, also: []string{"internal/dialect/e2b/target", "internal/dialect/e2b/envd/...", "internal/dialect/transfer"},
 		guests: []string{"connectrpc.com/connect", "google.golang.org/protobuf"}},
 	{path: "internal/dialect/e2b/envd/envdpb", group: edges, guests: []string{"google.golang.org/protobuf"}},
 	{path: "internal/dialect/e2b/envd/envdpb/envdpbconnect", group: edges, also: []string{"internal/dialect/e2b/envd/envdpb"},
 		guests: []string{"connectrpc.com/connect"}},
-	{path: "internal/dialect/e2b/interpreter", group: edges, also: []string{"internal/dialect/e2b/target"}},
-	{path: "internal/dialect/e2b/build", group: edges, also: []string{"internal/dialect/e2b/target"}},
-	{path: "internal/cli", group: edges, also: []string{"client", "internal/app", "internal/config"},
+	{path: "internal/dialect/e2b/interpreter", group: edges, also: []string{"internal/dialect/e2b/target", "internal/dialect/transfer"}},
+	{path: "internal/dialect/e2b/build", group: edges, also: []string{"internal/dialect/e2b/target", "internal/dialect/transfer"}},
+	{path: "internal/dialect/rawport", group: edges},  // ports of sandboxes, as every dialect that has them serves them
+	{path: "internal/dialect/transfer", group: edges}, // bodies and files on their way, for every dialect
+	{path: "internal/dialect/opensandbox", group: edges, also: []string{"internal/dialect/opensandbox/access", "internal/dialect/rawport"}},
+	{path: "internal/dialect/opensandbox/access", group: edges},
+	{path: "internal/dialect/opensandbox/execd", group: edges, also: []string{"internal/dialect/opensandbox/access", "internal/dialect/transfer"},
+		guests: []string{"github.com/coder/websocket"}},
+	{path: "internal/dialect/opensandbox/egress", group: edges, also: []string{"internal/dialect/opensandbox/access"}},
+	{path: "internal/cli", group: edges, also: []string{"client", "internal/app", "internal/config", "internal/cli/imagebuild"},
 		guests: []string{"github.com/spf13/cobra", "golang.org/x/sys", "golang.org/x/term"}},
+	{path: "internal/cli/dockerfile", group: alone},                                                      // reads Dockerfiles
+	{path: "internal/cli/imagebuild", group: alone, also: []string{"client", "internal/cli/dockerfile"}}, // builds images through the public API alone
 
 	// public: what others build on; standard library only
 	{path: "client", group: public},

@@ -4,7 +4,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/covehq/cove/client"
 	"github.com/covehq/cove/internal/config"
 )
 
@@ -131,8 +129,9 @@ func (a *invocation) root() *cobra.Command {
 	f.StringVar(&a.dataDir, "data-dir", "", "data `directory` (COVE_DATA_DIR; default /var/lib/cove for root, else ~/.local/share/cove)")
 	group(root, "Use sandboxes:", a.run(), a.create(), a.shell(), a.exec(), a.cp(), a.ps(), a.kill())
 	group(root, "Branch and keep:", a.fork(), a.pause(), a.resume(), a.snapshot(), a.timeout(), a.template())
+	group(root, "Images and volumes:", a.image(), a.login(), a.logout(), a.volume())
 	group(root, "Watch:", a.inspect(), a.logs(), a.events(), a.stats(), a.top())
-	group(root, "Run a server:", a.serve(), a.doctor(), a.configure(), a.key(), a.completion(), a.version())
+	group(root, "Run a server:", a.serve(), a.doctor(), a.initConfig(), a.configure(), a.key(), a.completion(), a.version())
 	root.SetHelpCommandGroupID("Run a server:")
 	noFiles(root)
 	return root
@@ -182,20 +181,12 @@ func (a *invocation) explain(err error) {
 		return
 	}
 	var away *url.Error
-	next := remedies[client.KindOf(err)]
+	next := a.remedy(err)
 	switch {
 	case errors.As(err, &away):
 		err, next = unreached(away), "start it with `cove serve`, or set COVE_URL to where it is"
 	case errors.Is(err, errNoServer):
 		next = "start one with `cove serve`, or set COVE_URL and COVE_API_KEY to those of another machine"
-	case client.KindOf(err) == client.NotFound && strings.Contains(err.Error(), "no sandbox"): // files and commands are not found too
-		next = "`cove ps` lists yours"
-	case client.KindOf(err) == client.NotFound && strings.Contains(err.Error(), "no template"):
-		next = "`cove template list` lists those there are"
-	case client.KindOf(err) == client.Denied && strings.Contains(err.Error(), "operator"): // no key can
-		next = ""
-	case client.KindOf(err) == client.Conflict && strings.Contains(err.Error(), "is paused"):
-		next = "`cove resume " + cmp.Or(a.sandbox, "ID") + "` lets it go on"
 	}
 	prefix := paint("cove:", red, inColour(a.Err))
 	for line := range strings.SplitSeq(err.Error(), "\n") {
@@ -214,16 +205,6 @@ func unreached(err *url.Error) error {
 		where = u.Scheme + "://" + u.Host
 	}
 	return fmt.Errorf("no answer from the server at %s: %w", where, err.Err)
-}
-
-// remedies say what to do next about what the server said.
-var remedies = map[client.Kind]string{
-	client.Unauthed:    "set COVE_API_KEY; the server's own key is in server/api_key of its data directory",
-	client.Denied:      "use a key that may do this; `cove key create --admin` makes one",
-	client.Gone:        "`cove ps --all` lists what has ended, and why",
-	client.Exhausted:   "end a sandbox with `cove kill`, or raise the limit in the server's configuration",
-	client.Unavailable: "try again in a moment",
-	client.Internal:    "the server's log has the details",
 }
 
 // print writes value as JSON when asked to, else the table that fill makes.

@@ -33,13 +33,13 @@ func (a *invocation) configShow() *cobra.Command {
 			}
 			settings = append(settings, clientSettings()...)
 			return a.print(settings, func(t *table) {
-				t.head("SETTING", "VALUE", "FROM")
+				t.head("SETTING", "FROM", "VALUE") // what can be long comes last
 				for _, s := range settings {
 					origin := cell{s.From, dim}
 					if s.From != config.FromDefault {
 						origin.style = ""
 					}
-					t.row(s.Name, cmp.Or(s.Value, "-"), origin)
+					t.row(s.Name, origin, cmp.Or(s.Value, "-"))
 				}
 			})
 		},

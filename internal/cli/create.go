@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -14,19 +15,21 @@ import (
 
 // sandboxFlags are what every command that makes a sandbox can be told about it.
 type sandboxFlags struct {
-	template, net, storage string
-	memory, disk           string
-	cpus                   float64
-	pids, openFiles        int
-	env, metadata          []string
+	template, image       string
+	net, storage          string
+	memory, disk          string
+	cpus                  float64
+	pids, openFiles       int
+	env, metadata, mounts []string
 }
 
 // sandboxFlagNames are those that only the making of a sandbox can follow; --env means something to a command too.
-var sandboxFlagNames = []string{"template", "memory", "cpus", "disk", "pids", "open-files", "net", "storage", "metadata"}
+var sandboxFlagNames = []string{"template", "image", "memory", "cpus", "disk", "pids", "open-files", "net", "storage", "metadata", "mount"}
 
 func (f *sandboxFlags) register(a *invocation, c *cobra.Command) {
 	fs := c.Flags()
 	fs.StringVar(&f.template, "template", "", "`name` of what the sandbox starts from; default is the server's")
+	fs.StringVar(&f.image, "image", "", "container `image` that the sandbox starts from instead; it is pulled when it is not here")
 	fs.StringVar(&f.memory, "memory", "", "memory of the sandbox: a `size` such as 512M")
 	fs.Float64Var(&f.cpus, "cpus", 0, "CPUs of the sandbox: a `number` such as 0.5")
 	fs.StringVar(&f.disk, "disk", "", "disk of the sandbox: a `size` such as 2G")
@@ -36,17 +39,22 @@ func (f *sandboxFlags) register(a *invocation, c *cobra.Command) {
 	fs.StringVar(&f.storage, "storage", "", "`kind`: volatile, durable (fsync means it) or tmpfs (in memory)")
 	fs.StringArrayVarP(&f.env, "env", "e", nil, "`NAME=VALUE` for the environment; may be repeated")
 	fs.StringArrayVarP(&f.metadata, "metadata", "m", nil, "`NAME=VALUE` to find the sandbox by; may be repeated")
+	fs.StringArrayVarP(&f.mounts, "mount", "v", nil, "`SOURCE:TARGET[:ro|:rw]`: a volume (NAME or NAME/PATH; made when it is not there) or a path of the server's host\n(read-only without :rw) that is seen in the sandbox; may be repeated")
 	completeFlag(c, "template", a.completeTemplates)
+	completeFlag(c, "image", a.completeImages)
 	completeFlag(c, "net", words("internet", "none"))
 	completeFlag(c, "storage", words("volatile", "durable", "tmpfs"))
-	for _, name := range []string{"memory", "cpus", "disk", "pids", "open-files", "env", "metadata"} {
+	for _, name := range []string{"memory", "cpus", "disk", "pids", "open-files", "env", "metadata", "mount"} {
 		completeFlag(c, name, cobra.NoFileCompletions)
 	}
 }
 
 // request is what the flags ask for; what is wrong with them is the caller's usage.
 func (f *sandboxFlags) request() (client.CreateRequest, error) {
-	req := client.CreateRequest{Template: f.template, Network: network(f.net), Storage: f.storage}
+	req := client.CreateRequest{Template: f.template, Image: f.image, Network: network(f.net), Storage: f.storage}
+	if f.template != "" && f.image != "" {
+		return req, usageError{errors.New("a sandbox starts from either --template or --image")}
+	}
 	limits := client.Limits{CPUs: f.cpus, Pids: f.pids, OpenFiles: f.openFiles}
 	for _, s := range []struct {
 		flag, text string
@@ -65,6 +73,9 @@ func (f *sandboxFlags) request() (client.CreateRequest, error) {
 		req.Limits = &limits
 	}
 	var err error
+	if req.Mounts, err = mounts(f.mounts); err != nil {
+		return req, err
+	}
 	if req.Env, err = pairs("--env", f.env); err != nil {
 		return req, err
 	}
@@ -149,7 +160,7 @@ func (a *invocation) create() *cobra.Command {
 		Long: "Make a sandbox that takes code and commands at once, and print its id. It lives until `cove kill`, until its timeout\n" +
 			"has passed or until nobody used it for its idle timeout, which may also only pause it. With --key a living sandbox of\n" +
 			"yours with the same key is found instead.",
-		Example: "  id=$(cove create --timeout 1h --memory 1G)\n  cove create --key alice --idle-timeout 10m --idle-action pause --auto-resume",
+		Example: "  id=$(cove create --timeout 1h --memory 1G)\n  cove create --image debian:13-slim -v scratch:/data\n  cove create --key alice --idle-timeout 10m --idle-action pause --auto-resume",
 		Args:    exactArgs(0, "no arguments"),
 		RunE: func(c *cobra.Command, _ []string) error {
 			req, err := f.request()
@@ -182,6 +193,11 @@ func (a *invocation) create() *cobra.Command {
 }
 
 func (a *invocation) makeSandbox(ctx context.Context, c *client.Client, req client.CreateRequest) (*client.Sandbox, error) {
+	if req.Image != "" { // with progress, which making a sandbox has none of
+		if _, err := a.pull(ctx, c, client.PullRequest{Reference: req.Image, IfMissing: true}); err != nil {
+			return nil, err
+		}
+	}
 	defer a.working(still("making a sandbox"))()
 	return c.Create(ctx, req)
 }

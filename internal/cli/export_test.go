@@ -2,8 +2,12 @@ package cli
 
 import (
 	"io"
+	"os"
+	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/covehq/cove/client"
 )
 
 // Root is the whole tree of commands.
@@ -31,4 +35,22 @@ func Lines(width int, head []string, rows ...[]any) []string {
 // Working shows progress on w.
 func Working(w io.Writer, what func() string) (done func()) {
 	return (&invocation{Streams: Streams{Err: w}}).working(what)
+}
+
+// What is told about images and mounts.
+var (
+	Familiar  = familiar
+	Quoted    = quoted
+	Mounts    = mounts
+	PlainPull = plainPull
+	NameOf    = nameOf
+)
+
+// PullLines is a pull on a terminal after some events.
+func PullLines(what string, width int, events ...client.PullEvent) []string {
+	p := &pullProgress{a: &invocation{}, what: what, begun: time.Now(), f: os.Stderr, layers: map[string]client.PullEvent{}}
+	for _, e := range events {
+		p.add(e)
+	}
+	return p.lines(width)
 }

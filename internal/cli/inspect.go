@@ -76,6 +76,7 @@ func (i *inspection) fill(t *table, now time.Time) {
 	}
 	t.row(cell{"id", bold}, i.ID)
 	t.row(cell{"state", bold}, stateCell(i.State))
+	field("image", i.Image)
 	field("template", i.Template)
 	field("forked from", i.ForkedFrom)
 	field("key", i.Key)
@@ -103,6 +104,9 @@ func (i *inspection) fill(t *table, now time.Time) {
 	}
 	field("network", networkText(i.Network))
 	field("storage", i.Storage)
+	for _, m := range i.Mounts {
+		field("mount", mountText(m))
+	}
 	field("limits", limitsText(i.Limits))
 	if u := i.Current; u != nil {
 		field("uses", usageText(u))

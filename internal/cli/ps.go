@@ -63,14 +63,14 @@ var none = map[bool]string{
 
 func psTable(t *table, list []client.SandboxInfo, quiet bool, now time.Time) {
 	if !quiet {
-		t.head("ID", "TEMPLATE", "STATE", "CREATED", "KEY", "ENDS")
+		t.head("ID", "FROM", "STATE", "CREATED", "KEY", "ENDS")
 	}
 	for _, sb := range list {
 		if quiet {
 			t.row(sb.ID)
 			continue
 		}
-		t.row(sb.ID, sb.Template, stateCell(sb.State), ago(sb.CreatedAt, now), cmp.Or(sb.Key, "-"), ends(&sb, now))
+		t.row(sb.ID, cmp.Or(familiar(sb.Image), sb.Template), stateCell(sb.State), ago(sb.CreatedAt, now), cmp.Or(sb.Key, "-"), ends(&sb, now))
 	}
 }
 

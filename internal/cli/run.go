@@ -60,7 +60,7 @@ func (a *invocation) run() *cobra.Command {
 		Long: "Run Python code in a sandbox that exists for this run only: from a file, from -c or from standard input.\n" +
 			"Output is shown as it comes, then the value of the last expression. Without a running server one is started for\n" +
 			"the duration. The exit code is 0, that of sys.exit, 1 after an exception and 124 after a timeout; Ctrl-C interrupts.",
-		Example:           "  cove run script.py\n  cove run --keep 1h -c 'x = 1'\n  cove run -c 'print(1 + 1)' --net none --timeout 10s\n  echo 'print(2)' | cove run",
+		Example:           "  cove run script.py\n  cove run --keep 1h -c 'x = 1'\n  cove run -c 'print(1 + 1)' --net none --timeout 10s\n  echo 'print(2)' | cove run\n  cove run --image python:3.13-slim script.py",
 		Args:              cobra.ArbitraryArgs,
 		ValidArgsFunction: cobra.FixedCompletions(nil, cobra.ShellCompDirectiveDefault), // files
 		RunE: func(c *cobra.Command, args []string) error {

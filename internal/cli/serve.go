@@ -22,18 +22,21 @@ func (a *invocation) serve() *cobra.Command {
 		Args: exactArgs(0, "no arguments"),
 	}
 	f := c.Flags()
-	f.String("listen", "", "`address` HOST:PORT; port 0 picks one (COVE_LISTEN)")
+	f.String("listen", "", "`address` HOST:PORT; port 0 picks one; default 127.0.0.1:8080 (COVE_LISTEN)")
 	f.String("domain", "", "serve TLS too, with a `name` for each port: https://PORT-SANDBOX.NAME (COVE_TLS_DOMAIN)")
 	f.String("tls-listen", "", "`address` HOST:PORT of TLS, or off where a proxy in front speaks it; default: port 7443 of the host of --listen (COVE_TLS_LISTEN)")
 	f.String("tls-cert", "", "`file` with a certificate for NAME and *.NAME; default: one of the server's own making (COVE_TLS_CERT)")
 	f.String("tls-key", "", "`file` with its key (COVE_TLS_KEY)")
 	f.String("ready-file", "", "write this `file` as JSON (url, api_key, pid; domain and ca_file with --domain) once the server can serve")
+	f.Bool("anonymous", false, "let everybody on this machine in without a key (COVE_AUTH_ANONYMOUS)")
+	f.Bool("anonymous-everywhere", false, "with --anonymous, let in those of other machines too: whoever reaches the address may run anything (COVE_AUTH_ANONYMOUS_EVERYWHERE)")
 	f.String("driver", "", "`name`: native; inproc isolates nothing and is for tests (COVE_DRIVER)")
 	f.String("log-level", "", "`level`: debug, info, warn or error")
 	f.String("log-format", "", "`format`: text or json")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		cfg, err := a.load(changed(c, map[string]string{
-			"listen": "listen", "domain": "tls.domain", "tls-listen": "tls.listen", "tls-cert": "tls.cert", "tls-key": "tls.key", "ready-file": "ready_file", "driver": "driver", "log-level": "log.level", "log-format": "log.format",
+			"listen": "listen", "domain": "tls.domain", "tls-listen": "tls.listen", "tls-cert": "tls.cert", "tls-key": "tls.key", "ready-file": "ready_file",
+			"anonymous": "auth.anonymous", "anonymous-everywhere": "auth.anonymous_everywhere", "driver": "driver", "log-level": "log.level", "log-format": "log.format",
 		}))
 		if err != nil {
 			return usageError{err}

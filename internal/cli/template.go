@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -26,9 +27,11 @@ func (a *invocation) template() *cobra.Command {
 }
 
 func (a *invocation) templateList() *cobra.Command {
-	var quiet bool
+	var quiet, all bool
 	c := &cobra.Command{
 		Use: "list", Short: "List what a sandbox can start from", Args: exactArgs(0, "no arguments"),
+		Long: "List what a sandbox can start from. Container images are in `cove image list`; with --all the templates behind them are\n" +
+			"here too, and the layers that builds of images keep.",
 		RunE: func(c *cobra.Command, _ []string) error {
 			cl, err := a.connect(c.Context())
 			if err != nil {
@@ -38,9 +41,15 @@ func (a *invocation) templateList() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if !all {
+				list = slices.DeleteFunc(list, func(t client.TemplateInfo) bool {
+					return strings.HasPrefix(t.Name, "img-") || strings.HasPrefix(t.Name, "bld-")
+				})
+			}
 			return a.print(list, func(t *table) { templateTable(t, list, quiet, time.Now()) })
 		},
 	}
+	c.Flags().BoolVarP(&all, "all", "a", false, "include those of images and their builds")
 	c.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
 	return c
 }

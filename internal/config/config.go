@@ -33,6 +33,9 @@ type Config struct {
 	Log      Log      `toml:"log"`
 	Sandbox  Sandbox  `toml:"sandbox"`
 	Template Template `toml:"template"`
+	Auth     Auth     `toml:"auth"`
+	Images   Images   `toml:"images"`
+	Storage  Storage  `toml:"storage"`
 }
 
 // TLS is the second listener, which names sandboxes by host: {port}-{id}.{domain}.
@@ -170,13 +173,15 @@ func (s Size) String() string {
 }
 
 // DefaultListen is where a server listens that was not told: on this machine only.
-const DefaultListen = "127.0.0.1:7070"
+// 8080 is where OpenSandbox's clients look for a server.
+const DefaultListen = "127.0.0.1:8080"
 
 // Default is what a server does that was told nothing.
 func Default() Config {
 	return Config{
 		Listen: DefaultListen, DataDir: DefaultDataDir(), Driver: "native", ShutdownGrace: 10 * time.Second,
 		Log: Log{Level: "info", Format: "text"}, Sandbox: Sandbox{PausedLifetime: 24 * time.Hour},
+		Images: Images{Map: defaultMap()},
 	}
 }
 
@@ -211,6 +216,7 @@ func Load(src Source) (Config, error) {
 	if err := c.readFile(src); err != nil {
 		return c, err
 	}
+	c.Auth.Anonymous = c.Auth.Anonymous || insecure(src)
 	for name, value := range c.settings() {
 		if text, ok := src.Env(EnvName(name)); ok {
 			if err := set(value, text); err != nil {
@@ -305,6 +311,16 @@ func set(v reflect.Value, text string) error {
 			return fmt.Errorf("%q is not a duration: write it as 90s, 5m or 2h", text)
 		}
 		*p = d
+	case *bool:
+		b, err := strconv.ParseBool(text)
+		if err != nil {
+			return fmt.Errorf("%q is neither true nor false", text)
+		}
+		*p = b
+	case *map[string]string:
+		return setMap(p, text)
+	case *map[string][]string:
+		return setLists(p, text)
 	case *Size:
 		return p.UnmarshalText([]byte(text))
 	default:
@@ -325,6 +341,9 @@ func (c Config) Validate() error {
 		return fmt.Errorf("listen %q: want HOST:PORT such as %s", c.Listen, DefaultListen)
 	}
 	if err := c.TLS.validate(); err != nil {
+		return err
+	}
+	if err := firstError(c.validateAuth(), c.Images.validate(), c.Storage.validate()); err != nil {
 		return err
 	}
 	if !filepath.IsAbs(c.DataDir) {

@@ -74,11 +74,11 @@ func TestWhatCannotBeMeantIsRefused(t *testing.T) {
 
 func TestWhereTheTLSListenerIs(t *testing.T) {
 	for _, c := range []struct{ listen, domain, tls, want string }{
-		{"127.0.0.1:7070", "", "", ""},
-		{"127.0.0.1:7070", "x.test", "", "127.0.0.1:7443"},
+		{"127.0.0.1:8080", "", "", ""},
+		{"127.0.0.1:8080", "x.test", "", "127.0.0.1:7443"},
 		{"127.0.0.1:0", "x.test", "", "127.0.0.1:0"},
-		{"127.0.0.1:7070", "x.test", ":443", ":443"},
-		{"127.0.0.1:7070", "x.test", "off", ""},
+		{"127.0.0.1:8080", "x.test", ":443", ":443"},
+		{"127.0.0.1:8080", "x.test", "off", ""},
 	} {
 		cfg := config.Default()
 		cfg.Listen, cfg.TLS.Domain, cfg.TLS.Listen = c.listen, c.domain, c.tls
@@ -97,6 +97,31 @@ func TestSizes(t *testing.T) {
 	for _, text := range []string{"", "x", "-1", "1e30", "NaN"} {
 		if got, err := config.ParseSize(text); err == nil {
 			t.Errorf("%q is %d", text, got)
+		}
+	}
+}
+
+func TestAServerWithoutKeysStaysOnThisMachine(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*config.Config)
+		bad    bool
+	}{
+		"on this machine":        {func(*config.Config) {}, false},
+		"with TLS here":          {func(c *config.Config) { c.TLS.Domain = "cove.localhost" }, false},
+		"everywhere":             {func(c *config.Config) { c.Listen = "0.0.0.0:8080" }, true},
+		"everywhere, as it says": {func(c *config.Config) { c.Listen, c.Auth.Everywhere = "0.0.0.0:8080", true }, false},
+		"with TLS for others":    {func(c *config.Config) { c.TLS.Domain, c.TLS.Listen = "cove.test", "0.0.0.0:7443" }, true},
+		"behind a proxy":         {func(c *config.Config) { c.TLS.Domain, c.TLS.Listen = "cove.test", config.TLSOff }, true},
+		"behind a proxy, as it says": {func(c *config.Config) {
+			c.TLS.Domain, c.TLS.Listen, c.Auth.Everywhere = "cove.test", config.TLSOff, true
+		}, false},
+		"with keys it may be reached": {func(c *config.Config) { c.Listen, c.Auth.Anonymous = "0.0.0.0:8080", false }, false},
+	} {
+		cfg := config.Default()
+		cfg.Auth.Anonymous = true
+		c.change(&cfg)
+		if err := cfg.Validate(); (err != nil) != c.bad {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

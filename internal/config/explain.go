@@ -61,5 +61,8 @@ func text(v reflect.Value) string {
 	if list, ok := v.Interface().([]string); ok {
 		return strings.Join(list, ",")
 	}
+	if v.Kind() == reflect.Map {
+		return mapText(v)
+	}
 	return fmt.Sprint(v.Interface())
 }

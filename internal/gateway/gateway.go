@@ -23,6 +23,10 @@ import (
 type Config struct {
 	// Inside answers for what is inside of sandboxes, before everybody else; nil: nobody does.
 	Inside Inside
+	// OpenSandbox answers for its API and for the ports of sandboxes by path; nil: nobody does.
+	OpenSandbox OpenSandbox
+	// Guests lets people in without a key; nil: nobody.
+	Guests *Guests
 	// Prefixes maps the beginning of a path, such as /cove/v1/, to who answers.
 	Prefixes map[string]http.Handler
 	// Else answers for every other path; nil: nobody does.
@@ -39,6 +43,12 @@ type Config struct {
 type Inside interface {
 	http.Handler
 	Matches(*http.Request) bool
+}
+
+// OpenSandbox knows from the path which requests are its own, and which of those are for the inside of a sandbox.
+type OpenSandbox interface {
+	Inside
+	Enters(*http.Request) bool
 }
 
 // Answer is what became of a request.
@@ -73,6 +83,12 @@ func New(cfg Config) *Gateway {
 	}
 	for _, prefix := range sortedByLength(cfg.Prefixes) {
 		g.table = append(g.table, entry{prefix, under(prefix), cfg.Prefixes[prefix]})
+	}
+	if cfg.OpenSandbox != nil {
+		g.table = append(g.table,
+			entry{"OpenSandbox's API", cfg.OpenSandbox.Matches, cfg.OpenSandbox},
+			entry{"/health", exactly("/health"), http.HandlerFunc(wholesome)},
+		)
 	}
 	g.table = append(g.table,
 		entry{"/healthz", exactly("/healthz"), http.HandlerFunc(healthy)},
@@ -117,6 +133,10 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	defer g.logAccess(seen, r, id, begun)
 	defer g.survive(seen, r, id)
+	if no := g.admit(r); no != "" {
+		refuseGuest(seen, no)
+		return
+	}
 	for _, e := range g.table {
 		if e.matches(r) {
 			e.handler.ServeHTTP(seen, r)
@@ -145,7 +165,7 @@ func (g *Gateway) logAccess(w *watched, r *http.Request, id string, begun time.T
 		g.cfg.Served(r, Answer{Request: id, Status: w.status, Received: w.body.bytes, Sent: w.bytes})
 	}
 	level := slog.LevelInfo
-	if r.URL.Path == "/healthz" || r.URL.Path == "/readyz" || r.URL.Path == "/metrics" {
+	if own(r.URL.Path) {
 		level = slog.LevelDebug
 	}
 	g.log.LogAttrs(r.Context(), level, "request", slog.String("request", id), slog.String("method", r.Method),
@@ -175,6 +195,35 @@ func (g *Gateway) notServed(w http.ResponseWriter, r *http.Request) {
 		names[i] = e.name
 	}
 	fail(w, http.StatusNotFound, "not_found", "nothing is served at "+r.URL.Path+"; this server answers "+strings.Join(names, ", "))
+}
+
+// admit lets guests in. The inside of a sandbox has guards of its own, which a guest may also pass by a token.
+func (g *Gateway) admit(r *http.Request) (refusal string) {
+	if g.cfg.Guests == nil || known(r) || g.cfg.Inside != nil && g.cfg.Inside.Matches(r) || own(r.URL.Path) {
+		return ""
+	}
+	refusal = g.cfg.Guests.welcome(r)
+	if g.cfg.OpenSandbox != nil && g.cfg.OpenSandbox.Enters(r) {
+		return ""
+	}
+	return refusal
+}
+
+// own are the server's own pages, which ask nobody for a key.
+func own(path string) bool {
+	return path == "/health" || path == "/healthz" || path == "/readyz" || path == "/metrics"
+}
+
+// refuseGuest says it in the words of every dialect.
+func refuseGuest(w http.ResponseWriter, message string) {
+	tell(w, http.StatusForbidden, map[string]any{
+		"code": "ANONYMOUS_REFUSED", "message": message, "error": map[string]string{"kind": "denied", "message": message},
+	})
+}
+
+// wholesome is /health as the clients of the dialects know it.
+func wholesome(w http.ResponseWriter, _ *http.Request) {
+	tell(w, http.StatusOK, map[string]string{"status": "healthy"})
 }
 
 func healthy(w http.ResponseWriter, _ *http.Request) {

@@ -37,7 +37,7 @@ type Sandboxes interface {
 	Fork(ctx context.Context, p auth.Principal, id string, spec sandbox.ForkSpec) (sandbox.ForkResult, error)
 	Pause(ctx context.Context, p auth.Principal, id string, spec sandbox.PauseSpec) (sandbox.Sandbox, error)
 	Resume(ctx context.Context, p auth.Principal, id string, lifetime time.Duration) (sandbox.Sandbox, error)
-	Snapshot(ctx context.Context, p auth.Principal, id, name, description string) (*template.Template, error)
+	SnapshotAs(ctx context.Context, p auth.Principal, id string, spec sandbox.SnapshotSpec) (*template.Template, error)
 	RemoveTemplate(ctx context.Context, p auth.Principal, name string) error
 	Run(ctx context.Context, p auth.Principal, id string, params agentapi.RunParams) iter.Seq2[agentapi.Event, error]
 	Exec(ctx context.Context, p auth.Principal, id string, params agentapi.ExecParams) (*agentapi.Stream, error)
@@ -69,6 +69,8 @@ type API struct {
 	sandboxes Sandboxes
 	keys      Keys
 	templates Templates
+	images    Images  // nil: there are none
+	volumes   Volumes // nil: there are none
 	log       *slog.Logger
 	failed    func(context.Context, error)
 	mux       *http.ServeMux

@@ -39,6 +39,7 @@ type world struct {
 	key    string
 	keys   *auth.Keys
 	driver *driver
+	api    *cove.API
 }
 
 func newWorld(t testing.TB) *world {
@@ -71,8 +72,8 @@ func newUnstarted(t testing.TB) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := httptest.NewUnstartedServer(cove.New(m, keys, templates, log))
-	return &world{Server: s, key: string(key), keys: keys, driver: d}
+	api := cove.New(m, keys, templates, log)
+	return &world{Server: httptest.NewUnstartedServer(api), key: string(key), keys: keys, driver: d, api: api}
 }
 
 func newClient(t testing.TB, url, key string) *client.Client {
@@ -143,10 +144,11 @@ type driver struct {
 	work      sync.WaitGroup
 	templates *catalogue
 
-	mu    sync.Mutex
-	live  map[string]sandbox.Instance
-	forks []sandbox.ForkRequest
-	conns map[string][]net.Conn
+	mu       sync.Mutex
+	live     map[string]sandbox.Instance
+	forks    []sandbox.ForkRequest
+	snapshot sandbox.SnapshotRequest // the last
+	conns    map[string][]net.Conn
 }
 
 func (*driver) Caps() sandbox.Caps {
@@ -182,6 +184,9 @@ func (d *driver) Fork(_ context.Context, req sandbox.ForkRequest) (sandbox.Forke
 var snapshotTime = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
 func (d *driver) Snapshot(_ context.Context, req sandbox.SnapshotRequest) (*template.Template, error) {
+	d.mu.Lock()
+	d.snapshot = req
+	d.mu.Unlock()
 	t := *python
 	t.Name, t.Digest, t.Description, t.Tenant = req.Name, "d2", req.Description, req.Tenant
 	t.Snapshot = &template.Snapshot{From: "python", Created: snapshotTime}

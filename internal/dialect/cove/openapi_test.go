@@ -19,7 +19,7 @@ var update = flag.Bool("update", false, "write the OpenAPI files anew")
 var openapiFiles = []string{"openapi.json", "../../../docs/openapi.json"}
 
 func TestTheOpenAPIFileIsCurrent(t *testing.T) {
-	want, err := cove.OpenAPI(comments(t, "../../../client/wire.go"))
+	want, err := cove.OpenAPI(comments(t, "../../../client/wire.go", "../../../client/wire_images.go"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,14 +40,18 @@ func TestTheOpenAPIFileIsCurrent(t *testing.T) {
 }
 
 // comments reads what the source says of types and fields.
-func comments(t *testing.T, file string) map[string]string {
+func comments(t *testing.T, files ...string) map[string]string {
 	t.Helper()
-	f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
-	if err != nil {
-		t.Fatal(err)
-	}
 	texts := map[string]string{}
-	for _, d := range f.Decls {
+	var decls []ast.Decl
+	for _, file := range files {
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ParseComments)
+		if err != nil {
+			t.Fatal(err)
+		}
+		decls = append(decls, f.Decls...)
+	}
+	for _, d := range decls {
 		g, ok := d.(*ast.GenDecl)
 		if !ok || g.Tok != token.TYPE {
 			continue

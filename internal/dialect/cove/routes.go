@@ -38,6 +38,7 @@ var (
 	pathParam = param{"path", "string", "path in the sandbox; a relative one starts at the user's home", true}
 	userParam = param{"user", "string", "name or uid who does it; default is the sandbox's own user", false}
 	recursive = param{"recursive", "boolean", "include everything below", false}
+	refParam  = param{"ref", "string", "name of an image, such as python:3.12-slim; its digest or a beginning of that also does", true}
 	tenant    = param{"tenant", "string", "another tenant; default is your own", false}
 )
 
@@ -152,6 +153,37 @@ var routes = []route{
 		status: 200, response: client.TemplateInfo{}, handle: (*API).getTemplate},
 	{method: "DELETE", path: "/templates/{name}", name: "removeTemplate", tag: "server", summary: "Remove a template that a snapshot of yours made",
 		about: "Sandboxes that run from it go on.", status: 204, handle: (*API).removeTemplate},
+
+	{method: "GET", path: "/images", name: "listImages", tag: "images", summary: "List the container images of yours that are here",
+		status: 200, response: client.ImageList{}, handle: (*API).listImages},
+	{method: "GET", path: "/images/inspect", name: "getImage", tag: "images", summary: "Tell about an image",
+		query: []param{refParam}, status: 200, response: client.ImageInfo{}, handle: (*API).getImage},
+	{method: "DELETE", path: "/images", name: "removeImage", tag: "images", summary: "Remove a name, and the image with its last name",
+		about: "Sandboxes that run from it go on.", query: []param{refParam}, status: 204, handle: (*API).removeImage},
+	{method: "POST", path: "/images/pull", name: "pullImage", tag: "images", summary: "Get an image from its registry",
+		about:   "Progress comes as lines of NDJSON, then the image or why there is none; with `Accept: application/json` only the image.",
+		request: client.PullRequest{}, required: true, status: 200, response: client.ImageInfo{}, stream: client.PullEvent{}, handle: (*API).pullImage},
+	{method: "POST", path: "/images/import", name: "importImage", tag: "images", summary: "Make an image of an archive",
+		about:   "The archive is what `docker save` writes, an OCI layout as a tar, or a tar of a root directory; each also compressed.",
+		query:   []param{{"name", "string", "what the image is called; needed where the archive does not say", false}},
+		request: rawBody{}, required: true, status: 200, response: client.ImageList{}, handle: (*API).importImage},
+	{method: "POST", path: "/images/tag", name: "tagImage", tag: "images", summary: "Give a template of yours the name of an image",
+		request: client.TagRequest{}, required: true, status: 200, response: client.ImageInfo{}, handle: (*API).tagImage},
+	{method: "POST", path: "/images/prune", name: "pruneImages", tag: "images", summary: "Remove images without a name, layers of builds, and what else nobody needs",
+		status: 200, response: client.PruneResult{}, handle: (*API).pruneImages},
+	{method: "POST", path: "/registries", name: "login", tag: "images", summary: "Keep a password for a registry, once the registry has accepted it",
+		request: client.LoginRequest{}, required: true, status: 204, handle: (*API).login},
+	{method: "GET", path: "/registries", name: "listRegistries", tag: "images", summary: "List where you have logged in",
+		status: 200, response: client.RegistryList{}, handle: (*API).registries},
+	{method: "DELETE", path: "/registries/{registry}", name: "logout", tag: "images", summary: "Forget the password for a registry",
+		status: 204, handle: (*API).logout},
+
+	{method: "GET", path: "/volumes", name: "listVolumes", tag: "volumes", summary: "List your volumes",
+		status: 200, response: client.VolumeList{}, handle: (*API).listVolumes},
+	{method: "POST", path: "/volumes", name: "createVolume", tag: "volumes", summary: "Make a volume: files that outlive sandboxes",
+		request: client.VolumeRequest{}, required: true, status: 201, response: client.Volume{}, handle: (*API).createVolume},
+	{method: "DELETE", path: "/volumes/{name}", name: "removeVolume", tag: "volumes", summary: "Remove a volume with its files",
+		about: "One that a sandbox has is refused.", status: 204, handle: (*API).removeVolume},
 
 	{method: "POST", path: "/keys", name: "createKey", tag: "keys", summary: "Make an API key; its secret is shown this once", admin: true,
 		request: client.KeyRequest{}, status: http.StatusCreated, response: client.NewKey{}, handle: (*API).createKey},

@@ -24,6 +24,9 @@ func (a *API) create(c *call) error {
 		return err
 	}
 	spec.IdempotencyKey = c.r.Header.Get("Idempotency-Key")
+	if err := a.fromImage(c, req, &spec); err != nil {
+		return err
+	}
 
 	sb, created, err := a.sandboxes.Create(c.ctx(), c.who, spec)
 	if err != nil {
@@ -174,6 +177,9 @@ func specOf(req client.CreateRequest) (sandbox.Spec, error) {
 	if req.Limits != nil {
 		spec.Limits = template.Limits(*req.Limits)
 	}
+	if spec.Mounts, err = mountsOf(req.Mounts); err != nil {
+		return spec, err
+	}
 	spec.Network, err = networkOf(req.Network)
 	return spec, err
 }
@@ -233,6 +239,7 @@ func wireSandbox(sb *sandbox.Sandbox) client.SandboxInfo {
 		CreatedAt: sb.CreatedAt, StartedAt: sb.StartedAt, LastUsed: sb.LastUsed, Deadline: sb.Deadline, EndedAt: sb.EndedAt,
 		ForkedFrom: sb.ForkedFrom, IdleAction: string(sb.IdleAction), AutoResume: sb.AutoResume, PausedAt: sb.PausedAt,
 		Cause: string(sb.Cause), Message: sb.CauseMessage,
+		Image: sb.Annotations[imageAnnotation], Mounts: wireMounts(sb.Mounts),
 	}
 	if sb.State == sandbox.StateEnded {
 		u := client.SandboxUsage(sb.Usage)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/covehq/cove/client"
 	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
 )
 
@@ -15,7 +16,7 @@ func (a *API) snapshot(c *call) error {
 		return err
 	}
 
-	t, err := a.sandboxes.Snapshot(c.ctx(), c.who, c.id(), req.Name, req.Description)
+	t, err := a.sandboxes.SnapshotAs(c.ctx(), c.who, c.id(), sandbox.SnapshotSpec(req))
 	if err != nil {
 		return err
 	}
@@ -68,7 +69,7 @@ func wireTemplate(info *template.Info, t *template.Template) client.TemplateInfo
 		return out
 	}
 	out.Built, out.Digest, out.TenantOwned = true, t.Digest, t.Tenant != ""
-	out.User, out.Workdir, out.Sudo = t.User, t.Workdir, t.Sudo
+	out.User, out.Workdir, out.Env, out.Sudo = t.User, t.Workdir, t.Env, t.Sudo
 	out.Limits, out.Warnings = client.Limits(t.Limits), t.Warnings
 	if t.Python.Executable != "" {
 		out.Python = &client.TemplatePython{Executable: t.Python.Executable, Version: t.Python.Version, Preload: t.Python.Preload}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/covehq/cove/internal/auth"
 	"github.com/covehq/cove/internal/dialect/e2b/target"
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -61,7 +62,7 @@ var routes = []route{
 
 // Serve answers a request about templates of a caller whose key was checked.
 func (b *Builder) Serve(w http.ResponseWriter, r *http.Request, who auth.Principal) {
-	r, done := target.Patient(w, r)
+	r, done := transfer.Patient(w, r)
 	defer done()
 	var allowed []string
 	for _, route := range routes {

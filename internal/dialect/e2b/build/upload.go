@@ -22,7 +22,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/covehq/cove/internal/dialect/e2b/target"
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -217,7 +217,7 @@ func (b *Builder) admit(token, template, hash string) (tenant string, err error)
 func (b *Builder) ServeUpload(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), uploadFor)
 	defer cancel()
-	r, done := target.Patient(w, r.WithContext(ctx))
+	r, done := transfer.Patient(w, r.WithContext(ctx))
 	defer done()
 	vars, ok := match("/templates/{id}/files/{hash}/upload", r.URL.EscapedPath())
 	switch {

@@ -6,13 +6,13 @@ import (
 	"context"
 	"log/slog"
 	"net/http"
-	"net/http/httputil"
 	"sync"
 	"time"
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/auth"
 	"github.com/covehq/cove/internal/dialect/e2b/target"
+	"github.com/covehq/cove/internal/dialect/rawport"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 )
@@ -48,8 +48,7 @@ type Edge struct {
 	sandboxes   Sandboxes
 	envd        http.Handler
 	interpreter http.Handler
-	raw         *httputil.ReverseProxy
-	pools       []*http.Transport
+	raw         *rawport.Proxy
 	searches    chan struct{} // a place for each search by signature that goes on
 	queue       chan struct{} // and for each that waits, too
 	log         *slog.Logger
@@ -79,9 +78,7 @@ func New(cfg Config, s Sandboxes, envd, interpreter http.Handler, log *slog.Logg
 
 // Close lets go of connections that are kept for the next request.
 func (e *Edge) Close() error {
-	for _, p := range e.pools {
-		p.CloseIdleConnections()
-	}
+	e.raw.Close()
 	return nil
 }
 
@@ -136,11 +133,11 @@ func (e *Edge) serve(w http.ResponseWriter, r *http.Request, at route, t *target
 		return
 	}
 	stopped := e.sandboxes.Stopped(at.id)
-	if isClosed(stopped) {
+	if rawport.IsClosed(stopped) {
 		refuse(w, r, at, notFound)
 		return
 	}
-	untilStopped(w, r, stopped, e.handler(at))
+	rawport.UntilStopped(w, r, stopped, e.handler(at))
 }
 
 func (e *Edge) handler(at route) http.Handler {
@@ -243,5 +240,3 @@ func (e *Edge) leave(key string) {
 		delete(e.open, key)
 	}
 }
-
-var errStopped = fault.New(fault.Gone, "the sandbox has stopped")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/covehq/cove/internal/dialect/e2b/edge"
 	"github.com/covehq/cove/internal/dialect/e2b/target"
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/sandbox"
 )
 
@@ -282,7 +283,7 @@ func TestAnUploadIsCutToo(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			begun := make(chan struct{})
 			upload := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				r, done := target.Patient(w, r)
+				r, done := transfer.Patient(w, r)
 				defer done()
 				io.ReadFull(r.Body, make([]byte, 1))
 				close(begun)

@@ -1,6 +1,10 @@
 package edge
 
-import "net/http"
+import (
+	"net/http"
+
+	"github.com/covehq/cove/internal/dialect/rawport"
+)
 
 // ParseHost reads a host name.
 var ParseHost = parseHost
@@ -15,4 +19,4 @@ func Route(e *Edge, r *http.Request) (id string, port int, ok bool) {
 var Strip = strip
 
 // NarrowCookies keeps cookies that are set to their host.
-func NarrowCookies(h http.Header) { narrowCookies(h, route{way: byHost}) }
+func NarrowCookies(h http.Header) { rawport.NarrowCookies(h, rawport.Visit{}) }

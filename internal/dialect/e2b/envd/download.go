@@ -2,22 +2,18 @@ package envd
 
 import (
 	"compress/gzip"
-	"context"
 	"errors"
 	"io"
 	"mime"
 	"net/http"
 	"path"
 	"strings"
-	"sync"
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/dialect/e2b/target"
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/fault"
 )
-
-// copies are the buffers that files pass through: a transfer takes one, however large the file.
-var copies = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
 
 func (h *Handler) download(w http.ResponseWriter, r *http.Request) {
 	ctx := r.Context()
@@ -32,7 +28,11 @@ func (h *Handler) download(w http.ResponseWriter, r *http.Request) {
 		h.refuseFault(ctx, w, unreadable(at, err))
 		return
 	}
-	f := &file{ctx: ctx, place: p, params: params, size: entry.Size, open: content}
+	f := transfer.NewFile(entry.Size, content, func(offset int64) (io.ReadCloser, error) {
+		params.Offset = offset
+		_, content, err := p.Read(ctx, params)
+		return content, err
+	})
 	defer f.Close()
 
 	describe(w.Header(), at)
@@ -41,10 +41,10 @@ func (h *Handler) download(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Encoding", "gzip")
 		err = compress(w, f)
 	case entry.Size == 0: // a file of /proc says nothing of its size
-		err = pour(w, f)
+		err = transfer.Pour(w, f)
 	default:
 		http.ServeContent(w, r, path.Base(at), entry.ModTime, f)
-		err = f.failed
+		err = f.Err()
 	}
 	if err != nil {
 		panic(http.ErrAbortHandler) // the status is sent: only a cut connection still tells that this is not all
@@ -109,69 +109,8 @@ func compress(w http.ResponseWriter, f io.Reader) error {
 	if err != nil {
 		return err
 	}
-	if err := pour(z, f); err != nil {
+	if err := transfer.Pour(z, f); err != nil {
 		return err
 	}
 	return z.Close()
-}
-
-func pour(w io.Writer, r io.Reader) error {
-	buf := copies.Get().(*[]byte)
-	defer copies.Put(buf)
-	// The bare structs hide ReaderFrom and WriterTo, which would bring buffers of their own.
-	_, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, *buf)
-	return err
-}
-
-// file reads a sandbox's file from wherever it is put; a place is opened when it is first read.
-type file struct {
-	ctx    context.Context // of the request that it serves; it lives no longer
-	place  *place
-	params agentapi.ReadParams
-	size   int64
-	at     int64
-	open   io.ReadCloser // at params.Offset+what was read; nil: not open
-	failed error
-}
-
-func (f *file) Seek(offset int64, whence int) (int64, error) {
-	switch whence {
-	case io.SeekCurrent:
-		offset += f.at
-	case io.SeekEnd:
-		offset += f.size
-	}
-	if offset < 0 {
-		return 0, errors.New("before the beginning of the file")
-	}
-	f.at = offset
-	return offset, nil
-}
-
-func (f *file) Read(p []byte) (int, error) {
-	if f.open == nil || f.at != f.params.Offset {
-		f.Close()
-		f.params.Offset = f.at
-		_, content, err := f.place.Client.Read(f.ctx, f.params)
-		if err != nil {
-			f.failed = err
-			return 0, err
-		}
-		f.open = content
-	}
-	n, err := f.open.Read(p)
-	f.at += int64(n)
-	f.params.Offset = f.at // where the open one stands now
-	if err != nil && err != io.EOF {
-		f.failed = err
-	}
-	return n, err
-}
-
-func (f *file) Close() error {
-	if f.open != nil {
-		f.open.Close()
-		f.open = nil
-	}
-	return nil
 }

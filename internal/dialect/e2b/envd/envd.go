@@ -15,6 +15,7 @@ import (
 	"github.com/covehq/cove/internal/auth"
 	"github.com/covehq/cove/internal/dialect/e2b/envd/envdpb/envdpbconnect"
 	"github.com/covehq/cove/internal/dialect/e2b/target"
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/sandbox"
 )
 
@@ -84,7 +85,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		r = takeLifetime(r)
 	}
 	if r.URL.Path != envdpbconnect.ProcessStreamInputProcedure { // which says nothing for as long as there is no input
-		patient, done := target.Patient(w, r)
+		patient, done := transfer.Patient(w, r)
 		defer done()
 		r = patient
 	}

@@ -12,7 +12,7 @@ import (
 	"sync"
 
 	"github.com/covehq/cove/internal/agentapi"
-	"github.com/covehq/cove/internal/dialect/e2b/target"
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/sandbox"
 )
 
@@ -158,7 +158,7 @@ func decode[T any](body []byte) (req T, err error) {
 
 // body reads the whole body, which also lets the server notice when the client leaves.
 func (c *call) body() ([]byte, error) {
-	r, done := target.Patient(c.w, c.r)
+	r, done := transfer.Patient(c.w, c.r)
 	defer done()
 	limit := int64(maxBody)
 	if c.r.URL.Path != "/execute" {

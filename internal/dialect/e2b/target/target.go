@@ -4,10 +4,6 @@ package target
 
 import (
 	"context"
-	"crypto/hmac"
-	"crypto/sha256"
-	"crypto/subtle"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"time"
@@ -82,25 +78,19 @@ func Decode(sb sandbox.Sandbox) (Options, error) {
 
 // Tokens makes what guards a sandbox. They are derived, so that they are the same after a pause and a restart, and
 // nothing has to be kept.
-type Tokens struct{ secret []byte }
+type Tokens struct{ tokens auth.Tokens }
 
 // NewTokens takes the server's own secret, of at least 32 random bytes.
-func NewTokens(secret []byte) Tokens { return Tokens{secret} }
+func NewTokens(secret []byte) Tokens { return Tokens{auth.NewTokens(secret)} }
 
 // Envd is the token of envd and of signed file URLs.
-func (t Tokens) Envd(id string) string { return t.derive("envd\x00" + id) }
+func (t Tokens) Envd(id string) string { return t.tokens.Derive("envd", id) }
 
 // Traffic is the token of every other port, where public traffic is off.
-func (t Tokens) Traffic(id string) string { return t.derive("traffic\x00" + id) }
-
-func (t Tokens) derive(what string) string {
-	mac := hmac.New(sha256.New, t.secret)
-	mac.Write([]byte(what))
-	return hex.EncodeToString(mac.Sum(nil))
-}
+func (t Tokens) Traffic(id string) string { return t.tokens.Derive("traffic", id) }
 
 // Same compares two tokens in constant time.
-func Same(a, b string) bool { return subtle.ConstantTimeCompare([]byte(a), []byte(b)) == 1 }
+func Same(a, b string) bool { return auth.Same(a, b) }
 
 type key struct{}
 

@@ -1,4 +1,4 @@
-package target_test
+package transfer_test
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/covehq/cove/internal/dialect/e2b/target"
+	"github.com/covehq/cove/internal/dialect/transfer"
 )
 
 // line is a connection: what it would wait for without a deadline never comes.
@@ -65,7 +65,7 @@ func newLine(ctx context.Context, content string) (*line, *http.Request) {
 
 func TestABodyDoesNotWaitForEver(t *testing.T) {
 	l, r := newLine(t.Context(), "begun")
-	r, done := target.Patient(l, r)
+	r, done := transfer.Patient(l, r)
 	if n, err := r.Body.Read(make([]byte, 1)); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
@@ -81,7 +81,7 @@ func TestABodyDoesNotWaitForEver(t *testing.T) {
 	}
 	t.Run("nor for what a handler leaves", func(t *testing.T) {
 		l, r := newLine(t.Context(), "")
-		_, done := target.Patient(l, r)
+		_, done := transfer.Patient(l, r)
 		done()
 		if _, err := l.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Error(err)
@@ -90,7 +90,7 @@ func TestABodyDoesNotWaitForEver(t *testing.T) {
 	t.Run("and one that is not there is left alone", func(t *testing.T) {
 		l, r := newLine(t.Context(), "")
 		r.Body = http.NoBody
-		_, done := target.Patient(l, r)
+		_, done := transfer.Patient(l, r)
 		done()
 		if !l.deadline.IsZero() {
 			t.Error("there is a deadline")
@@ -110,7 +110,7 @@ func TestACutStands(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			l, r := newLine(ctx, "ab")
-			r, done := target.Patient(l, r)
+			r, done := transfer.Patient(l, r)
 			if _, err := r.Body.Read(make([]byte, 1)); err != nil {
 				t.Fatal(err)
 			}

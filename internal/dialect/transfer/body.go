@@ -1,4 +1,6 @@
-package target
+// Package transfer is how bytes pass between the clients of every dialect and sandboxes: bodies that do not wait for ever, files
+// that are read from wherever a client wants.
+package transfer
 
 import (
 	"context"

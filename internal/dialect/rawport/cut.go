@@ -1,21 +1,26 @@
-package edge
+package rawport
 
 import (
 	"context"
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/covehq/cove/internal/fault"
 )
 
-// untilStopped serves a request for as long as its sandbox runs, and then cuts its connection: an SDK takes an end that is
+// ErrStopped is why a request was cut.
+var ErrStopped = fault.New(fault.Gone, "the sandbox has stopped")
+
+// UntilStopped serves a request for as long as its sandbox runs, and then cuts its connection: an SDK takes an end that is
 // well formed for the end of what it asked for, and one that is not for the end of the sandbox.
-func untilStopped(w http.ResponseWriter, r *http.Request, stopped <-chan struct{}, h http.Handler) {
+func UntilStopped(w http.ResponseWriter, r *http.Request, stopped <-chan struct{}, h http.Handler) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	var watch sync.WaitGroup
 	watch.Go(func() {
 		select {
 		case <-stopped:
-			cancel(errStopped)
+			cancel(ErrStopped)
 			stall(w)
 		case <-ctx.Done():
 		}
@@ -25,7 +30,7 @@ func untilStopped(w http.ResponseWriter, r *http.Request, stopped <-chan struct{
 		watch.Wait()
 	}()
 	h.ServeHTTP(&cuttable{w, stopped}, r.WithContext(ctx))
-	if isClosed(stopped) {
+	if IsClosed(stopped) {
 		panic(http.ErrAbortHandler)
 	}
 }
@@ -46,14 +51,14 @@ type cuttable struct {
 func (c *cuttable) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
 func (c *cuttable) WriteHeader(status int) {
-	if !isClosed(c.stopped) {
+	if !IsClosed(c.stopped) {
 		c.ResponseWriter.WriteHeader(status)
 	}
 }
 
 func (c *cuttable) Write(b []byte) (int, error) {
-	if isClosed(c.stopped) {
-		return 0, errStopped
+	if IsClosed(c.stopped) {
+		return 0, ErrStopped
 	}
 	return c.ResponseWriter.Write(b)
 }
@@ -62,13 +67,14 @@ func (c *cuttable) Write(b []byte) (int, error) {
 func (c *cuttable) Flush() { _ = c.FlushError() }
 
 func (c *cuttable) FlushError() error {
-	if isClosed(c.stopped) {
-		return errStopped
+	if IsClosed(c.stopped) {
+		return ErrStopped
 	}
 	return http.NewResponseController(c.ResponseWriter).Flush()
 }
 
-func isClosed(c <-chan struct{}) bool {
+// IsClosed tells whether a channel that nobody sends on is closed.
+func IsClosed(c <-chan struct{}) bool {
 	select {
 	case <-c:
 		return true

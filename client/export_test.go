@@ -1,0 +1,4 @@
+package client
+
+// DecodePull reads the stream of a pull.
+var DecodePull = decodePull
