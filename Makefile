@@ -11,7 +11,7 @@ SHELL_C := $(MAKER)/shell/shell.c $(MAKER)/shell/syscalls.h
 SHIM    := kernel/native/shim-$(GOARCH).so
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-all test-isolation test-e2b compat e2b-lock fuzz bench bench-quick bench-smoke bench-plot bench-e2b docs lint clean programs FORCE
+.PHONY: build run test test-all test-isolation test-e2b test-opensandbox compat e2b-lock opensandbox-lock fuzz bench bench-quick bench-smoke bench-plot bench-e2b bench-opensandbox docs lint clean programs FORCE
 
 build: bin/cove bin/cove-agent
 
@@ -62,10 +62,16 @@ test-isolation: programs
 test-e2b: programs
 	$(GO) test -count=1 -v -timeout 20m -run 'TestE2B' ./e2e
 
+# The published OpenSandbox packages, unmodified, against a server, a registry and the example of LangGraph.
+test-opensandbox: programs
+	$(GO) test -count=1 -v -timeout 20m -run 'TestOpenSandbox' ./e2e
+
 # The same, and the tables of docs/compatibility.md from what they said.
 compat: programs
-	rm -f bin/e2b.jsonl
-	E2B_SUITE_REPORT=$(CURDIR)/bin/e2b.jsonl $(GO) test -count=1 -timeout 20m -run 'TestE2B' ./e2e
+	mkdir -p bin
+	rm -f bin/e2b.jsonl bin/opensandbox.jsonl
+	E2B_SUITE_REPORT=$(CURDIR)/bin/e2b.jsonl OPENSANDBOX_SUITE_REPORT=$(CURDIR)/bin/opensandbox.jsonl \
+		$(GO) test -count=1 -timeout 30m -run 'TestE2B|TestOpenSandbox' ./e2e
 
 # The newest versions into the lock files. Needs uv and npm.
 e2b-lock:
@@ -73,11 +79,18 @@ e2b-lock:
 		--no-header --no-annotate --quiet requirements.txt --output-file requirements.lock
 	cd e2e/e2b/js && npm install --package-lock-only --ignore-scripts --save-exact e2b@latest @e2b/code-interpreter@latest @e2b/cli@latest
 
+opensandbox-lock:
+	cd e2e/opensandbox/python && uv pip compile --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--no-header --no-annotate --quiet requirements.txt --output-file requirements.lock
+	cd e2e/opensandbox/june && uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--no-header --no-annotate --quiet requirements.txt --output-file requirements.lock
+	cd e2e/opensandbox/js && npm install --package-lock-only --ignore-scripts --save-exact @alibaba-group/opensandbox@latest
+
 FUZZTIME ?= 60s
 fuzz: programs
 	@set -e; grep -rHoE '^func Fuzz[A-Za-z0-9_]+' --include='*_test.go' . | sort | while IFS=: read -r file name; do \
 		echo "== $$(dirname $$file) $${name#func }"; \
-		$(GO) test -run '^$$' -fuzz "^$${name#func }$$" -fuzztime $(FUZZTIME) $$(dirname $$file); \
+		$(GO) test -run '^$$' -fuzz "^$${name#func }$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$(dirname $$file); \
 	done
 
 bench-quick: build
@@ -94,6 +107,10 @@ bench-smoke: build
 # Through the official E2B SDK for Python, against the same SDK on a server that does nothing.
 bench-e2b: programs
 	COVE_E2B_BENCH=$(CURDIR)/bench/results/e2b.json $(GO) test -count=1 -v -timeout 30m -run 'TestE2BBench$$' ./e2e
+
+# Through OpenSandbox's SDK for Python, beside a Docker engine with the same image: create, commands, twenty at once, memory, unpacking.
+bench-opensandbox: programs
+	COVE_OPENSANDBOX_BENCH=$(CURDIR)/bench/results/opensandbox.json $(GO) test -count=1 -v -timeout 30m -run 'TestOpenSandboxBench$$' ./e2e
 
 # The picture and the tables of README.md and docs/performance.md, from bench/results/peers.json.
 bench-plot:

@@ -80,9 +80,47 @@ var templates = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	_, err = store.Ensure(context.Background(), "python", nil)
-	return dir, err
+	for _, name := range borrowed {
+		if _, err := store.Ensure(context.Background(), name, nil); err != nil {
+			return "", err
+		}
+	}
+	return dir, nil
 })
+
+// borrowed are the templates that every server has from the start; base is below them.
+var borrowed = []string{"base", "python", "code-interpreter"}
+
+// borrow makes a folder of templates that shows those which are built once per machine. What a server adds to it, snapshots
+// and layers of images, is nobody else's: a maker clears what it finds half done.
+func borrow(shared, dir string) error {
+	layers := filepath.Join("built", "layers")
+	if err := os.MkdirAll(filepath.Join(dir, layers), 0o755); err != nil {
+		return err
+	}
+	for _, name := range borrowed {
+		text, err := os.ReadFile(filepath.Join(shared, "built", name+".json"))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, "built", name+".json"), text, 0o644)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	entries, err := os.ReadDir(filepath.Join(shared, layers))
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), ".") {
+			continue
+		}
+		if err := os.Symlink(filepath.Join(shared, layers, e.Name()), filepath.Join(dir, layers, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // hostSecret is in the environment of every server here and must be in no sandbox's.
 const hostSecret = "hunter2-of-the-host"
@@ -124,10 +162,10 @@ func makeServer(t testing.TB, env ...string) *server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(shared, filepath.Join(dir, "templates")); err != nil {
+	if err := borrow(shared, filepath.Join(dir, "templates")); err != nil {
 		t.Fatal(err)
 	}
-	return &server{dir: dir, env: env}
+	return &server{dir: dir, env: append([]string{"COVE_TEMPLATE_PREPARE=python"}, env...)}
 }
 
 func (s *server) readyFile() string { return filepath.Join(s.dir, "ready.json") }
