@@ -16,7 +16,7 @@ func TestCommandLine(t *testing.T) {
 	// Templates are built and removed here, so not in the folder that all tests share; base alone is quickly made.
 	s := makeServer(t, "COVE_SANDBOX_DEFAULT_TEMPLATE=base")
 	t.Cleanup(s.close)
-	if err := os.Remove(filepath.Join(s.dir, "templates")); err != nil {
+	if err := os.RemoveAll(filepath.Join(s.dir, "templates")); err != nil {
 		t.Fatal(err)
 	}
 	// As a data directory usually is: the server becomes another user, who sees nothing of root's.

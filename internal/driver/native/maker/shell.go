@@ -416,10 +416,14 @@ func (m *Maker) retireGroup(g *cgroup.Group) {
 func (s *shell) tell(msg agentapi.Message, files ...*os.File) error {
 	s.telling.Lock()
 	defer s.telling.Unlock()
-	if err := s.channel.SetWriteDeadline(time.Now().Add(5 * time.Second)); err != nil {
-		return err
+	err := s.channel.SetWriteDeadline(time.Now().Add(5 * time.Second))
+	if err == nil {
+		err = wire.Send(s.channel, msg, files...)
 	}
-	if err := wire.Send(s.channel, msg, files...); err != nil {
+	switch {
+	case errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET), errors.Is(err, net.ErrClosed):
+		return fault.Wrap(fault.Unavailable, err, "the sandbox ended meanwhile")
+	case err != nil:
 		return fmt.Errorf("tell agent: %w", err)
 	}
 	return nil
