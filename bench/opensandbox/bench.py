@@ -178,14 +178,22 @@ class Engine:
         self.api.post(f"/exec/{made}/start", json={"Detach": False})
         assert self.api.get(f"/exec/{made}/json").json()["ExitCode"] == 0
 
+    def processes(self):
+        """The engine, and the process that it has beside each container, which belongs to nobody."""
+        found = [self.daemon.pid]
+        for path in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if b"shim" in (words := (path / "cmdline").read_bytes()) and self.dir.encode() in words:
+                    found.append(int(path.name))
+        return found
+
     def upstream(self):
         """Whether OpenSandbox's own server could be measured here, and if not why: it puts a program of its own, execd, into every container."""
         execd = "opensandbox/execd:v1.1.0"
         pulled = subprocess.run(["nsenter", "--net", "--target", str(os.getpid()), *self.argv("pull", execd)], capture_output=True, text=True, timeout=60, check=False)
-        said = (pulled.stderr or pulled.stdout).strip().splitlines()
         if pulled.returncode == 0:
             return f"opensandbox-server: its image {execd} could be pulled here, but this benchmark does not run it yet"
-        return f"opensandbox-server 1.1.1 is on PyPI and needs the image {execd}, which cannot be had here ({said[-1] if said else 'no answer'}): docker itself is measured instead"
+        return f"opensandbox-server 1.1.1 needs the image {execd}, which could not be pulled: docker itself is measured instead"
 
     def close(self):
         if self.daemon is not None:
@@ -248,9 +256,11 @@ def first_commands(engine, wire):
         subjects |= {"docker run": engine.run, "docker API": engine.run_by_api}
     medians = measure("create to first command", N, subjects, settle=True)
     if not engine.why:
-        ratio = medians["docker run"] / medians["cove"]
-        single("create to first command", "docker run / cove", N, N, ratio, "x")
-        bar("create to first command, against docker run", ratio, "x", "≥ 20", ratio >= 20)
+        # Most of what a program waits for through the SDK is the SDK itself, which makes several HTTP clients: told apart.
+        for ours in ("cove", "cove, plain HTTP"):
+            ratio = medians["docker run"] / medians[ours]
+            single("create to first command", f"docker run / {ours}", N, N, ratio, "x")
+            bar(f"create to first command, docker run against {ours}", ratio, "x", "≥ 20", ratio >= 20)
 
 
 def round_trips(engine, wire):
@@ -308,11 +318,11 @@ def idle_memory(engine, wire):
         wire.end(each)
     if engine.why:
         return
-    before = memory_of([engine.daemon.pid])
+    before = memory_of(engine.processes())
     for i in range(AT_ONCE):
         engine.idle(f"idle{i}")
     await_idle()
-    single("memory of an idle sandbox", "docker", AT_ONCE, AT_ONCE, (memory_of([engine.daemon.pid]) - before) / AT_ONCE, "MiB")
+    single("memory of an idle sandbox", "docker", AT_ONCE, AT_ONCE, (memory_of(engine.processes()) - before) / AT_ONCE, "MiB")
     engine.tell("rm", "--force", *(f"idle{i}" for i in range(AT_ONCE)))
 
 
