@@ -139,10 +139,10 @@ var testImages = sync.OnceValues(func() (map[string]v1.Image, error) {
 	b.image("broken:1", v1.Config{}, base, b.layer(file("/broken", 0o644, "these bytes come wrong")))
 	b.image("hostile:1", v1.Config{}, base, b.layer(file("../../../../../../tmp/cove-e2e-escaped", 0o644, "out")))
 	b.image("configured:1", v1.Config{
-		Env: []string{"PATH=/bin", "FROM_IMAGE=yes"}, User: "app", WorkingDir: "/work/place", Entrypoint: []string{"sleep"}, Cmd: []string{"1000"},
+		Env: []string{"PATH=/bin", "FROM_IMAGE=yes"}, User: "app", WorkingDir: "/srv/place", Entrypoint: []string{"sleep"}, Cmd: []string{"1000"},
 	}, base, b.layer(
 		file("/etc/passwd", 0o644, "root:x:0:0:root:/root:/bin/sh\napp:x:1234:1234:app:/home/app:/bin/sh\n"), file("/etc/group", 0o644, "root:x:0:\napp:x:1234:\n"),
-		owned(dir("/home/app", 0o755), 1234), owned(dir("/work/place", 0o755), 1234),
+		owned(dir("/home/app", 0o755), 1234), owned(dir("/srv/place", 0o755), 1234),
 	))
 	b.image("layers:1", v1.Config{}, base,
 		b.layer(file("/data/kept", 0o644, "kept\n"), file("/data/gone", 0o644, "gone\n"), link("/data/link", "kept"), hard("/data/hard", "/data/kept"), file("/data/opaque/old", 0o644, "")),

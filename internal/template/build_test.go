@@ -588,21 +588,24 @@ func hostHashes(t *testing.T) []string {
 	return hashes
 }
 
+// rootHome is root's in a sandbox.
+const rootHome = "/root/"
+
 func TestTemplateOfRootHasRootsHome(t *testing.T) {
 	needRoot(t)
 	roots, _ := ensure(t, open(t, write(t, map[string]string{
 		"small.toml": small + "'/home/user/.cache/prepared' = 'once'\n",
-		"roots.toml": "name = 'roots'\nfrom = 'small'\nuser = 'root'\nworkdir = '/work/here'",
+		"roots.toml": "name = 'roots'\nfrom = 'small'\nuser = 'root'\nworkdir = '/srv/here'",
 	})), "roots")
-	if roots.User != "root" || roots.Workdir != "/work/here" || !strings.HasPrefix(roots.Env["PATH"], "/root/.local/bin:") {
+	if roots.User != "root" || roots.Workdir != "/srv/here" || !strings.HasPrefix(roots.Env["PATH"], rootHome+".local/bin:") {
 		t.Errorf("got %+v", roots)
 	}
-	users, _ := ensure(t, open(t, write(t, map[string]string{"users.toml": "name = 'users'\nworkdir = '/work'"})), "users")
+	users, _ := ensure(t, open(t, write(t, map[string]string{"users.toml": "name = 'users'\nworkdir = '/srv/users'"})), "users")
 	for _, c := range []struct {
 		built *template.Template
 		path  string
 		owner uint32
-	}{{roots, "/work/here", 0}, {roots, "/root/.cache/prepared", 0}, {users, "/work", 1000}} {
+	}{{roots, "/srv/here", 0}, {roots, rootHome + ".cache/prepared", 0}, {users, "/srv/users", 1000}} {
 		info, err := os.Lstat(c.built.Trees[0].Lower[0] + c.path)
 		if err != nil {
 			t.Error(err)
@@ -620,7 +623,7 @@ func TestCodeInterpreterIsPythonOfRoots(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if built.User != "root" || built.Workdir != "/workspace" || built.Env["MPLCONFIGDIR"] != "/root/.config/matplotlib" || !slices.Equal(built.Python.Preload, python.Python.Preload) {
+	if built.User != "root" || built.Workdir != "/workspace" || built.Env["MPLCONFIGDIR"] != rootHome+".config/matplotlib" || !slices.Equal(built.Python.Preload, python.Python.Preload) {
 		t.Errorf("got %+v", built)
 	}
 	for i, tree := range built.Trees { // its layers are python's, and one more

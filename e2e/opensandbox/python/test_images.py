@@ -34,12 +34,12 @@ def test_S3_3_an_image_is_pulled_once(make):
 @proves("Sandbox.create (image)")
 def test_the_images_environment_directory_and_user_are_honoured(make):
     sbx = make(f"{REGISTRY}/configured:1")
-    assert out(sbx.commands.run('id -u; pwd; echo "$FROM_IMAGE"; echo "$HOME"')) == ["1234", "/work/place", "yes", "/home/app"]
+    assert out(sbx.commands.run('id -u; pwd; echo "$FROM_IMAGE"; echo "$HOME"')) == ["1234", "/srv/place", "yes", "/home/app"]
     mine = make(f"{REGISTRY}/configured:1", env={"FROM_IMAGE": "no"})
     assert out(mine.commands.run('echo "$FROM_IMAGE"')) == ["no"]
-    assert sbx.commands.run("touch /work/place/file && touch /etc/passwd").exit_code != 0
-    sbx.files.write_file("/work/place/by-upload", "x")
-    assert sbx.files.get_file_info(["/work/place/by-upload"])["/work/place/by-upload"].owner == "app"
+    assert sbx.commands.run("touch /srv/place/file && touch /etc/passwd").exit_code != 0
+    sbx.files.write_file("/srv/place/by-upload", "x")
+    assert sbx.files.get_file_info(["/srv/place/by-upload"])["/srv/place/by-upload"].owner == "app"
 
 
 @proves("Sandbox.create (image)")
@@ -145,7 +145,7 @@ def test_a_snapshot_of_an_image(make, manager, tag):
     from conftest import eventually
 
     sbx = make(f"{REGISTRY}/configured:1")
-    sbx.commands.run(f"echo {tag} > /work/place/kept")
+    sbx.commands.run(f"echo {tag} > /srv/place/kept")
     shot = sbx.create_snapshot()
     eventually(lambda: manager.get_snapshot(shot.id).status.state == "Ready")
     born = make(snapshot_id=shot.id)

@@ -243,7 +243,7 @@ func say(t *testing.T, c *client.Client, image, line string) string {
 const application = `# syntax=docker/dockerfile:1
 ARG BASE=busybox
 FROM $BASE AS compile
-WORKDIR /work
+WORKDIR /made
 COPY src .
 RUN cat a.txt sub/b.txt > all.txt && sleep 0.2
 
@@ -253,7 +253,7 @@ ENV WHO=world OLD="a b"
 ENV GREETING="hello $WHO" LITERAL='$WHO'
 WORKDIR /srv
 WORKDIR app
-COPY --from=compile /work/all.txt ./
+COPY --from=compile /made/all.txt ./
 COPY --chown=app src/*.txt src/link /data/
 COPY --chmod=0750 src/a.txt renamed
 COPY <<EOF <<'RAW' texts/
