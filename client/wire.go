@@ -255,7 +255,7 @@ const (
 
 // Event is one thing a run tells: a line of the NDJSON stream. A stream that ends with neither end nor fault was cut.
 type Event struct {
-	Type EventType `json:"type" enum:"started,stdout,stderr,result,error,file,notice,end,fault"`
+	Type EventType `json:"type" enum:"started,stdout,stderr,result,error,file,notice,artifact,end,fault"`
 	Time time.Time `json:"time,omitzero"`
 	// Text is output that is valid UTF-8; a character is never split between two events.
 	Text string `json:"text,omitempty"`
@@ -273,6 +273,11 @@ type Event struct {
 	// Message of a notice.
 	Message string `json:"message,omitempty"`
 	End     *End   `json:"end,omitempty"`
+	// Artifact is a file that was kept; only in runs of sessions.
+	Artifact *Artifact `json:"artifact,omitempty"`
+	// Run is the id of a session's run, with started; Replayed says that an earlier run with the same key is told again.
+	Run      string `json:"run,omitempty"`
+	Replayed bool   `json:"replayed,omitempty"`
 	// Fault says why the stream could not go on.
 	Fault *Fault `json:"fault,omitempty"`
 }

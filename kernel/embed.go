@@ -7,10 +7,10 @@ import (
 	"io/fs"
 )
 
-//go:embed kernel.py charts.py node.js zygote.py native
+//go:embed kernel.py charts.py state.py node.js zygote.py native
 var files embed.FS
 
-// Files is what belongs into a sandbox's kernel directory: kernel.py, charts.py, node.js, zygote.py and native/, which holds
+// Files is what belongs into a sandbox's kernel directory: kernel.py, charts.py, state.py, node.js, zygote.py and native/, which holds
 // shim-<goarch>.so where it was built. Without the shim the zygote still works, with slower forks.
 func Files() fs.FS { return files }
 

@@ -43,6 +43,8 @@ HEADER = struct.Struct(">B3sI")
 ZEROS = b"\0\0\0"
 DESCRIPTOR_ROOM = socket.CMSG_SPACE(4 * 4)
 
+MODULES = sys.modules  # whatever a cell puts into its place
+
 encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
 
 
@@ -220,8 +222,43 @@ def encode_event(event):
 # --- standard streams -------------------------------------------------------------------------------------------------
 
 
+class Pipe(io.FileIO):
+    """Output on its way to the agent, which reads each of the two pipes as something comes: so that it sees what was first,
+    a pipe is written to when the other is empty. Where nobody reads in time the order is lost, and little time."""
+
+    last = None  # the one that was written to at last
+    slow = False
+
+    def write(self, data):
+        before, Pipe.last = Pipe.last, self
+        if before is not None and before is not self:
+            before.settle()
+        return super().write(data)
+
+    def settle(self):
+        import fcntl
+        import time
+
+        held = bytearray(4)
+        for attempt in range(64):
+            try:
+                fcntl.ioctl(self.fileno(), 0x541B, held)  # FIONREAD
+            except (OSError, ValueError):
+                return
+            if not any(held):
+                self.slow = False
+                return
+            if self.slow:
+                return
+            if attempt < 16:
+                os.sched_yield()
+            else:
+                time.sleep(0.0002)
+        self.slow = True
+
+
 def open_stream(fd, errors):
-    raw = io.FileIO(fd, "w", closefd=False)
+    raw = Pipe(fd, "w", closefd=False)
     return io.TextIOWrapper(io.BufferedWriter(raw, 8192), encoding="utf-8", errors=errors, line_buffering=True)
 
 
@@ -585,15 +622,19 @@ def plain_value(value):
 
 
 def load_charts():
-    """charts.py lies beside this file and is loaded when the first figure needs it."""
-    module = sys.modules.get("_cove_charts")
+    return load_beside("charts")
+
+
+def load_beside(name):
+    """charts.py and state.py lie beside this file and are loaded when they are first needed."""
+    module = sys.modules.get("_cove_" + name)
     if module is None:
         import importlib.util
 
-        spec = importlib.util.spec_from_file_location("_cove_charts", os.path.join(os.path.dirname(HERE), "charts.py"))
+        spec = importlib.util.spec_from_file_location("_cove_" + name, os.path.join(os.path.dirname(HERE), name + ".py"))
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        sys.modules["_cove_charts"] = module
+        sys.modules["_cove_" + name] = module
     return module
 
 
@@ -802,9 +843,14 @@ class PlainShell:
         sys.modules["__main__"] = self.module
         self.namespace.update(In=[""], Out={}, display=self.display, update_display=self.update_display,
                               clear_output=lambda wait=False: None, exit=Exit("exit"), quit=Exit("quit"))
+        self.hidden = dict(self.namespace)
         self.values = [None, None, None]
         self.displays = 0
         sys.displayhook = self.displayhook
+
+    def names(self):
+        """The user's namespace, and what is in it without their doing."""
+        return self.namespace, self.hidden
 
     def execute(self, code, silent):
         name = "<cell %d>" % self.count if not silent else "<silent cell>"
@@ -1158,6 +1204,9 @@ def make_ipython(kernel):
         def count(self, value):
             self.shell.execution_count = value
 
+        def names(self):
+            return self.shell.user_ns, {**self.shell.user_ns_hidden, **self.exits}
+
         def execute(self, code, silent):
             shell = self.shell
             events = shell.events
@@ -1361,6 +1410,7 @@ class Kernel:
         self.pictures = None
         self.streams = Streams()
         self.user_site_seen = False
+        self.known = {}  # what state() keeps
         # Our own module must outlive its place as __main__, which becomes the user's.
         sys.modules.setdefault("_cove_kernel", sys.modules[__name__])
         sys.argv = [""]
@@ -1500,8 +1550,19 @@ class Kernel:
             self.shell.count = count + 1
         self.streams.repair()
         self.listen()
-        self.emit({"type": "end", "end": {"outcome": outcome, "usage": usage_since(before)}})
+        end = {"outcome": outcome, "usage": usage_since(before)}
+        if request.get("state"):
+            end["value"] = self.state()
+        self.emit({"type": "end", "end": end})
         self.running = False
+
+    def state(self):
+        """What the cell left, for whoever asked with it; None where that cannot be told."""
+        try:
+            namespace, hidden = self.shell.names()
+            return load_beside("state").snapshot(namespace, hidden, MODULES, self.known)
+        except Exception:
+            return None
 
     def run_in(self, request, code, silent):
         """Run one cell in its own environment and working directory, and put both back."""

@@ -18,7 +18,7 @@ import (
 var packages = []string{"ipython", "numpy", "pandas<3", "matplotlib"}
 
 func TestTheFilesAreThere(t *testing.T) {
-	for _, name := range []string{"kernel.py", "charts.py", "node.js", "zygote.py", "native/shim.c", "native/branch.c", "native/README"} {
+	for _, name := range []string{"kernel.py", "charts.py", "state.py", "node.js", "zygote.py", "native/shim.c", "native/branch.c", "native/README"} {
 		if b, err := fs.ReadFile(kernel.Files(), name); err != nil || len(b) == 0 {
 			t.Errorf("%s: %d bytes, %v", name, len(b), err)
 		}

@@ -217,7 +217,7 @@ function run(request) {
   };
   const cell = running;
   send({ type: "started", count });
-  evaluate(request.code || "", (error, value) => {
+  const conclude = (error, value) => {
     if (over) return;
     if (error) {
       const stopped = error.code === "ERR_SCRIPT_EXECUTION_INTERRUPTED";
@@ -231,6 +231,11 @@ function run(request) {
       }
     }
     finish("ok");
+  };
+  evaluate(request.code || "", (error, value) => {
+    // What a cell ends with is shown as what it becomes, as notebooks do.
+    if (!error && util.types.isPromise(value)) value.then((v) => conclude(null, v), (e) => conclude(e ?? new Error("rejected")));
+    else conclude(error, value);
   });
 }
 

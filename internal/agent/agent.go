@@ -33,6 +33,7 @@ type Agent struct {
 
 	wg     sync.WaitGroup // everything that runs on behalf of this agent
 	memory shortage
+	sooner sooner
 
 	mu        sync.Mutex
 	closed    bool
@@ -61,6 +62,9 @@ func New(cfg Config) (*Agent, error) {
 	}
 	a.reaper = newReaper(cfg.PID1)
 	a.wg.Go(a.reaper.run)
+	if cfg.PID1 {
+		a.sooner.learn()
+	}
 	if cfg.PID1 && cfg.Boot.OpenFiles > 0 {
 		limitOpenFiles(cfg.Boot.OpenFiles)
 	}
@@ -241,6 +245,7 @@ func init() {
 		agentapi.OpMove:        answer((*Agent).move),
 		agentapi.OpRemove:      answer((*Agent).remove),
 		agentapi.OpChmod:       answer((*Agent).chmod),
+		agentapi.OpSymlink:     answer((*Agent).symlink),
 		agentapi.OpWatch:       stream((*Agent).watch),
 		agentapi.OpDial:        stream((*Agent).dial),
 		agentapi.OpMetrics:     answer((*Agent).metrics),
@@ -248,6 +253,8 @@ func init() {
 		agentapi.OpListen:      answer((*Agent).listen),
 		agentapi.OpBranch:      stream((*Agent).branch),
 		agentapi.OpHalt:        stream((*Agent).halt),
+		agentapi.OpCollect:     stream((*Agent).collect),
+		agentapi.OpDiscard:     answer((*Agent).discard),
 	}
 }
 

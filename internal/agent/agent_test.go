@@ -609,6 +609,26 @@ func TestParseSudo(t *testing.T) {
 	}
 }
 
+func TestAKernelTellsItsStateOnlyWhenAsked(t *testing.T) {
+	small, large := `{"names":1}`, `"`+strings.Repeat("x", agentapi.MaxHolding)+`"`
+	for _, c := range []struct {
+		asked      bool
+		says, want string
+	}{{true, small, small}, {false, small, ""}, {true, large, ""}} {
+		h := newHome(t, agentapi.Boot{ID: "a", Python: python(t), Kernel: absolute(t, "testdata/kernel.py")})
+		if _, err := h.KernelStart(t.Context(), agentapi.KernelStartParams{}); err != nil {
+			t.Fatal(err)
+		}
+		s, err := h.Run(t.Context(), agentapi.RunParams{Code: `send {"type":"end","end":{"outcome":"ok","value":` + c.says + `}}`, State: c.asked})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, end := collect(t, s); end.Outcome != agentapi.OutcomeOK || string(end.Value) != c.want {
+			t.Errorf("asked %v, said %.20s: %s, %.20s", c.asked, c.says, end.Outcome, end.Value)
+		}
+	}
+}
+
 func FuzzKernelEvent(f *testing.F) {
 	f.Add(uint8(2), []byte(`{"type":"ready","pid":3,"message":"ipython 9"}`))
 	f.Add(uint8(2), []byte(`{"type":"result","result":{"data":{"text/plain":"\"2\""},"main":true}}`))
@@ -626,7 +646,7 @@ func FuzzKernelEvent(f *testing.F) {
 		if e.Data != nil || e.ID != "" || e.File != nil || e.Entry != nil {
 			t.Fatalf("a kernel says what only the agent may: %+v", e)
 		}
-		if e.Type == agentapi.EventEnd && (e.End.Fault != nil || e.End.Value != nil || e.End.Lost || e.End.Signal != "") {
+		if e.Type == agentapi.EventEnd && (e.End.Fault != nil || len(e.End.Value) > agentapi.MaxHolding || e.End.Lost || e.End.Signal != "") {
 			t.Fatalf("a kernel says what only the agent may: %+v", e.End)
 		}
 	})

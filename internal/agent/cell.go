@@ -115,7 +115,7 @@ func (k *kernel) send(r *run) {
 		return
 	}
 	err := agentapi.WriteJSON(k.conn, agentapi.FrameRequest, agentapi.KernelRequest{
-		ID: newID("r"), Code: r.params.Code, Env: r.params.Env, Cwd: r.params.Cwd, Silent: r.params.Silent, Rich: r.params.Rich,
+		ID: newID("r"), Code: r.params.Code, Env: r.params.Env, Cwd: r.params.Cwd, Silent: r.params.Silent, Rich: r.params.Rich, State: r.params.State,
 	})
 	var protocol *agentapi.ProtocolError
 	if errors.As(err, &protocol) { // a request fits into a frame, so this one's wrapping did not
@@ -216,7 +216,9 @@ func (k *kernel) hear(e agentapi.Event, size int) error {
 	}
 	if e.Type == agentapi.EventEnd {
 		k.stray = 0
-		k.finish(r, k.verdict(r, *e.End))
+		end := k.verdict(r, *e.End)
+		end.Empty = r.params.Box != "" && vacant(r.params.Box)
+		k.finish(r, end)
 		return nil
 	}
 	k.pass(r, e)
@@ -312,6 +314,9 @@ func (k *kernel) pumpOnce(fd int, kind agentapi.FrameKind) error {
 func (k *kernel) verdict(r *run, end agentapi.End) agentapi.End {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if !r.params.State { // a kernel tells only what it was asked for
+		end.Value = nil
+	}
 	switch {
 	case r.cause == agentapi.OutcomeTimeout:
 		end.Outcome = agentapi.OutcomeTimeout

@@ -58,6 +58,9 @@ func DecodeKernelEvent(f agentapi.Frame) (agentapi.Event, error) {
 		switch in.End.Outcome {
 		case agentapi.OutcomeOK, agentapi.OutcomeError, agentapi.OutcomeInterrupted:
 			out.End = &agentapi.End{Outcome: in.End.Outcome, Message: clip(in.End.Message, 4096), Usage: in.End.Usage}
+			if len(in.End.Value) <= agentapi.MaxHolding {
+				out.End.Value = in.End.Value
+			}
 			out.End.Usage.CPUMS, out.End.Usage.PeakBytes = max(0, in.End.Usage.CPUMS), max(0, in.End.Usage.PeakBytes)
 		default:
 			missing = true

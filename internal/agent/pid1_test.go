@@ -590,3 +590,17 @@ func anonymous(rollup string) (kib int) {
 	}
 	return kib
 }
+
+// Without it the agent is the one to go where a sandbox has many small processes, and the sandbox with it.
+func TestCommandsGoBeforeTheAgentWhenMemoryRunsOut(t *testing.T) {
+	c, _ := bootPID1(t, agentapi.Boot{ID: "a", User: "1000", Workdir: "/tmp"})
+	out, end := output(t, c, sh(`read own < /proc/$$/oom_score_adj
+		for i in $(seq 10000); do # the agent goes back to its own a moment after the fork
+			read agent < /proc/1/oom_score_adj
+			[ $own = $agent ] || break
+		done
+		echo $((own - agent))`))
+	if strings.TrimSpace(out) != "500" {
+		t.Errorf("a command is %q sooner than the agent (%+v)", out, end)
+	}
+}

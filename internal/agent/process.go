@@ -79,7 +79,7 @@ func (a *Agent) startProcess(l *link, params agentapi.ExecParams) (*process, err
 	}
 	c := command{
 		argv: params.Argv, env: params.Env, clean: params.CleanEnv, cwd: params.Cwd, user: u, tag: p.info.ID,
-		limits: params.Limits,
+		limits: params.Limits, own: params.OwnPath,
 	}
 	if c.env, err = a.withEnvFile(params, u); err != nil {
 		return nil, err

@@ -38,6 +38,7 @@ type command struct {
 	files  []uintptr
 	tty    bool // descriptor 0 becomes the controlling terminal
 	limits agentapi.RunLimits
+	own    bool // it is found by the sandbox's own PATH
 	pidfd  *int
 }
 
@@ -69,6 +70,9 @@ func (c *command) environ(a *Agent) (list []string, searchPath string, err error
 		list = append(list, k+"="+env[k])
 	}
 	searchPath = env["PATH"]
+	if c.own {
+		searchPath = a.environment(c.user)["PATH"]
+	}
 	if searchPath == "" {
 		searchPath = defaultPath
 	}
@@ -97,6 +101,9 @@ func (a *Agent) start(c command, onExit func(exit)) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	if c.own { // an interpreter looks for its home by its name and PATH, which may be another's
+		c.argv = append([]string{file}, c.argv[1:]...)
+	}
 	file, argv, err := a.limited(file, c)
 	if err != nil {
 		return 0, err
@@ -109,7 +116,10 @@ func (a *Agent) start(c command, onExit func(exit)) (int, error) {
 		}
 		attr.Sys.Credential = &syscall.Credential{Uid: uint32(c.user.uid), Gid: uint32(c.user.gid), Groups: groups}
 	}
-	pid, err := a.reaper.start(func() (int, error) { return syscall.ForkExec(file, argv, attr) }, onExit)
+	pid, err := a.reaper.start(func() (int, error) {
+		defer a.sooner.fork()()
+		return syscall.ForkExec(file, argv, attr)
+	}, onExit)
 	if err != nil {
 		return 0, explain(err, c.argv[0])
 	}
@@ -168,7 +178,7 @@ func (a *Agent) limited(file string, c command) (string, []string, error) {
 	}
 	script := ""
 	if l.CPUSeconds > 0 {
-		script += fmt.Sprintf("ulimit -H -t %d; ulimit -S -t %d; ", l.CPUSeconds+1, l.CPUSeconds)
+		script += fmt.Sprintf("ulimit -S -t %d; ulimit -H -t %d; ", l.CPUSeconds, l.CPUSeconds+1) // a hard limit is never below the soft one
 	}
 	if l.MemoryBytes > 0 {
 		script += fmt.Sprintf("ulimit -v %d; ", max(1, l.MemoryBytes>>10))

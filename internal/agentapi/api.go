@@ -42,12 +42,15 @@ const (
 	OpMove        Op = "move"         // MoveParams → Entry
 	OpRemove      Op = "remove"       // RemoveParams
 	OpChmod       Op = "chmod"        // ChmodParams → Entry
+	OpSymlink     Op = "symlink"      // SymlinkParams → none: a link is there, or is not
 	OpWatch       Op = "watch"        // WatchParams; Event started, then file events until the client leaves
 	OpDial        Op = "dial"         // DialParams; Event started, then Data frames both ways; EOF is a half close
 	OpMetrics     Op = "metrics"      // none → Metrics
 	OpAccount     Op = "account"      // AccountParams → Account
 	OpListen      Op = "listen"       // ListenParams → none: a port of loopback that takes connections and says nothing
 	OpHalt        Op = "halt"         // none → none when every process but the agent is gone; files stay
+	OpCollect     Op = "collect"      // CollectParams; Event started, then for each file Event found, Data frames, EOF (or Event notice: it broke off) → Collected
+	OpDiscard     Op = "discard"      // DiscardParams → Discarded
 	OpBranch      Op = "branch"       // BranchParams: Event branched when a copy stands; the kernel takes no cell until the client leaves
 )
 
@@ -76,6 +79,7 @@ const (
 	EventError   EventType = "error"    // Error: the code raised
 	EventFile    EventType = "file"     // File: something changed under a watched path
 	EventSynced  EventType = "synced"   // of a watch: everything that changed before Control.Sync, which is Count, was told
+	EventFound   EventType = "found"    // of a collection: Found, which follows unless it is refused
 	EventNotice  EventType = "notice"   // Message: the agent tells something worth showing, such as a restarted kernel
 	EventReady   EventType = "ready"    // kernel to agent only: it can take cells
 	EventBranch  EventType = "branched" // a copy of the kernel was made, after Count µs; from a kernel with Message: why not
@@ -94,6 +98,7 @@ type Event struct {
 	Error   *CodeError `json:"error,omitempty"`   // error
 	File    *FileEvent `json:"file,omitempty"`    // file
 	Entry   *Entry     `json:"entry,omitempty"`   // started, for read
+	Found   *Found     `json:"found,omitempty"`   // found
 	Message string     `json:"message,omitempty"` // notice
 	End     *End       `json:"end,omitempty"`     // end
 	Lost    []Lost     `json:"lost,omitempty"`    // ready, of a branch
@@ -147,6 +152,7 @@ type End struct {
 	Usage    Usage           `json:"usage,omitzero"`
 	Fault    *Fault          `json:"fault,omitempty"`
 	Value    json.RawMessage `json:"value,omitempty"` // the answer of an operation that has one
+	Empty    bool            `json:"empty,omitempty"` // of a run with a Box: the directory is there and holds nothing
 }
 
 // Fault carries a fault over the wire.
@@ -206,6 +212,13 @@ type ExecParams struct {
 	Disconnect Disconnect        `json:"disconnect,omitempty"`
 	Tag        string            `json:"tag,omitempty"`
 	Limits     RunLimits         `json:"limits,omitzero"`
+	OwnPath    bool              `json:"own_path,omitempty"` // the program is the one of the sandbox's own PATH, whatever Env says
+	Snippet    *Snippet          `json:"-"`                  // for whoever watches in the server
+}
+
+// Snippet tells that a command runs code that goes in by its stdin.
+type Snippet struct {
+	CodeLength int // in characters
 }
 
 // Process is one process the agent started.
@@ -269,7 +282,25 @@ type RunParams struct {
 	Disconnect Disconnect        `json:"disconnect,omitempty"`
 	Silent     bool              `json:"silent,omitempty"` // no history, no count
 	Rich       bool              `json:"rich,omitempty"`   // results also as data: see MIMEData and MIMEChart
+	State      bool              `json:"state,omitempty"`  // End.Value tells what the kernel holds then, as Holding, where it can
+	Box        string            `json:"box,omitempty"`    // a directory of which End.Empty tells whether anything was left in it
 }
+
+// Holding is what a kernel holds after a cell.
+type Holding struct {
+	Variables map[string]Variable `json:"variables"`
+	Modules   []string            `json:"modules"`             // that were imported, by their top names
+	Truncated bool                `json:"truncated,omitempty"` // there is more than is told
+}
+
+// Variable is one name of the user's namespace.
+type Variable struct {
+	Type  string `json:"type"`
+	Value string `json:"value"` // "<non-serializable>" where asking for it would run code of the user's
+}
+
+// MaxHolding bounds a Holding as JSON.
+const MaxHolding = 1 << 20
 
 // What a run with Rich tells beyond the usual types, where a value has it.
 const (

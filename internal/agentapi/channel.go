@@ -76,4 +76,9 @@ type KernelRequest struct {
 	Cwd    string            `json:"cwd,omitempty"`
 	Silent bool              `json:"silent,omitempty"`
 	Rich   bool              `json:"rich,omitempty"`
+	State  bool              `json:"state,omitempty"`
 }
+
+// SoonerBy is what every process of a sandbox has on top of its agent's oom_score_adj, so that it is ended before the agent when memory
+// runs out: half of all memory is added to what it has.
+const SoonerBy = 500

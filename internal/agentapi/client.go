@@ -434,9 +434,14 @@ func (l *link) fault(err error) error {
 type Stream struct {
 	link    *link
 	first   *Event
+	onEvent func(*Event)
 	onEnd   func(End)
 	onClose func()
 }
+
+// OnEvent calls f with each event just before Events yields it, for whoever hands the stream on and wants to count. It is
+// set before Events is read.
+func (s *Stream) OnEvent(f func(*Event)) { s.onEvent = f }
 
 // OnEnd calls f with the run's end just before Events yields it, for whoever hands the stream on and wants to know; there
 // may be several. It is set before Events is read.
@@ -458,14 +463,14 @@ func (s *Stream) Events() iter.Seq2[Event, error] {
 		if s.first != nil {
 			e := *s.first
 			s.first = nil
-			s.tellEnd(e)
+			s.tell(&e)
 			if !yield(e, nil) || e.Type == EventEnd {
 				return
 			}
 		}
 		for {
 			e, err := s.link.event()
-			s.tellEnd(e)
+			s.tell(&e)
 			if !yield(e, err) || err != nil || e.Type == EventEnd {
 				return
 			}
@@ -473,7 +478,11 @@ func (s *Stream) Events() iter.Seq2[Event, error] {
 	}
 }
 
-func (s *Stream) tellEnd(e Event) {
+// tell is for those who watch.
+func (s *Stream) tell(e *Event) {
+	if s.onEvent != nil {
+		s.onEvent(e)
+	}
 	if s.onEnd != nil && e.Type == EventEnd && e.End != nil {
 		s.onEnd(*e.End)
 	}

@@ -10,8 +10,8 @@ import (
 // Ops lists every operation.
 var Ops = []Op{
 	OpHello, OpExec, OpAttach, OpProcesses, OpSignal, OpStdin, OpResize, OpRun, OpKernels, OpKernelStart,
-	OpKernelWait, OpKernelStop, OpInterrupt, OpStat, OpList, OpRead, OpWrite, OpMkdir, OpMove, OpRemove, OpChmod,
-	OpWatch, OpDial, OpMetrics, OpAccount, OpListen, OpBranch, OpHalt,
+	OpKernelWait, OpKernelStop, OpInterrupt, OpStat, OpList, OpRead, OpWrite, OpMkdir, OpMove, OpRemove, OpChmod, OpSymlink,
+	OpWatch, OpDial, OpMetrics, OpAccount, OpListen, OpBranch, OpHalt, OpCollect, OpDiscard,
 }
 
 // DecodeRequest reads the first frame of a connection.

@@ -25,6 +25,7 @@ import (
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/gateway"
 	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/session"
 	"github.com/covehq/cove/internal/sqlstore"
 	"github.com/covehq/cove/internal/telemetry"
 )
@@ -45,19 +46,20 @@ type Server struct {
 	Caps    sandbox.Caps
 	KeyFile string
 
-	cfg         config.Config
-	log         *slog.Logger
-	ready       func(context.Context) error // whether sandboxes can be made
-	herald      *herald                     // writes the ready file where this process may not; nil: it may
-	certificate *tls.Certificate            // that was given for the TLS listener; nil: the server makes its own
-	http        []*http.Server              // one for each listener
-	gateway     *gateway.Gateway
-	tracing     *telemetry.Tracing      // nil: off
-	cancel      context.CancelCauseFunc // of every request
-	served      chan error              // the end of http.Serve
-	undo        ladder
-	once        sync.Once
-	closed      error
+	cfg          config.Config
+	log          *slog.Logger
+	ready        func(context.Context) error // whether sandboxes can be made
+	herald       *herald                     // writes the ready file where this process may not; nil: it may
+	certificate  *tls.Certificate            // that was given for the TLS listener; nil: the server makes its own
+	http         []*http.Server              // one for each listener
+	gateway      *gateway.Gateway
+	tracing      *telemetry.Tracing      // nil: off
+	cancel       context.CancelCauseFunc // of every request
+	quitSessions func()                  // ends runs that nobody hears
+	served       chan error              // the end of http.Serve
+	undo         ladder
+	once         sync.Once
+	closed       error
 }
 
 // Progress hears what a start that takes long is busy with.
@@ -106,6 +108,9 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Pr
 	if err != nil {
 		return nil, err
 	}
+	if err := s.pushMetrics(ctx, observer); err != nil {
+		return nil, err
+	}
 	if secure, err = s.secure(secure); err != nil {
 		return nil, err
 	}
@@ -124,7 +129,22 @@ func (s *Server) openDialects(store *sqlstore.Store, m *sandbox.Manager, keys *a
 	api.OnFailure(o.Failed)
 	api.SetImages(coveImages{images})
 	api.SetVolumes(m)
-	e2b, err := s.openE2B(store, domain, keys, p.templates, o)
+	s.openSnippets(api, domain)
+	keeper, err := s.openArtifacts(store, o)
+	if err != nil {
+		return gateway.Config{}, err
+	}
+	api.SetArtifacts(keeper)
+	datasets, err := s.openDatasets(store, o)
+	if err != nil {
+		return gateway.Config{}, err
+	}
+	sessions, err := s.openSessions(api, store, domain, p, keeper, datasets, o)
+	if err != nil {
+		return gateway.Config{}, err
+	}
+	api.SetDatasets(session.NewData(sessions, s.tracedDatasets(datasets), s.log))
+	e2b, err := s.openE2B(store, domain, keys, p.templates, images, o)
 	if err != nil {
 		return gateway.Config{}, err
 	}
@@ -138,10 +158,11 @@ func (s *Server) openDialects(store *sqlstore.Store, m *sandbox.Manager, keys *a
 	}
 	return gateway.Config{
 		Inside: e2b.inside, OpenSandbox: open, Guests: guests,
-		Prefixes: map[string]http.Handler{cove.Prefix + "/": api},
+		Prefixes: map[string]http.Handler{cove.Prefix + "/": api, cove.LinkPrefix: cove.NewLinks(keeper, s.log)},
+		Signed:   cove.LinkPrefix,
 		Else:     e2b.control,
 		Metrics:  o.Metrics(),
-		Ready:    s.ready,
+		Checks:   s.checks(store),
 		Served:   func(r *http.Request, a gateway.Answer) { o.Served(r, a.Request, a.Status, a.Received, a.Sent) },
 		Log:      s.log,
 	}, nil
@@ -263,6 +284,7 @@ func (s *Server) stopServing() error {
 	defer cancel()
 	err := s.shutdown(ctx)
 	s.cancel(cove.ErrShutdown) // upgraded connections and those that outlived the grace
+	s.quitSessions()           // and runs whose callers have left already
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = s.cut()
 	}

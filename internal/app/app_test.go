@@ -163,6 +163,43 @@ func TestAStreamThatOutlivesTheGraceIsToldWhy(t *testing.T) {
 	}
 }
 
+func TestAServerStopsAlthoughACellRunsThatNobodyHears(t *testing.T) {
+	cfg := testConfig(t)
+	cfg.ShutdownGrace = 50 * time.Millisecond
+	s, err := app.Start(t.Context(), cfg, quiet, func(string) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	c, err := client.New(s.URL, string(s.Key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.OpenSession(t.Context(), "thread-1", client.SessionRequest{Template: "python"}); err != nil {
+		t.Fatal(err)
+	}
+	forever := client.SessionRunRequest{Code: "import time\nwhile True: time.sleep(1)", OnDisconnect: "survive"}
+	for e, err := range c.StreamInSession(t.Context(), "thread-1", forever, "") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e.Type == client.EventStarted {
+			break
+		}
+	}
+	stopped := make(chan error, 1)
+	go func() { stopped <- s.Close() }()
+	select {
+	case err := <-stopped:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("the server waits for a cell that never ends")
+	}
+}
+
 func await(t *testing.T, file string, done chan error) app.Address {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {

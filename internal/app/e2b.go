@@ -25,6 +25,8 @@ import (
 	"github.com/covehq/cove/internal/dialect/opensandbox"
 	"github.com/covehq/cove/internal/dialect/opensandbox/egress"
 	"github.com/covehq/cove/internal/dialect/opensandbox/execd"
+	"github.com/covehq/cove/internal/image"
+	"github.com/covehq/cove/internal/session"
 	"github.com/covehq/cove/internal/sqlstore"
 	"github.com/covehq/cove/internal/telemetry"
 	"github.com/covehq/cove/internal/template"
@@ -36,6 +38,7 @@ const envdVersion = "0.6.13"
 // domain is what all dialects together ask of the Manager.
 type domain interface {
 	cove.Sandboxes
+	session.Sandboxes
 	e2b.Sandboxes
 	edge.Sandboxes
 	envd.Sandboxes
@@ -53,7 +56,7 @@ type e2bParts struct {
 }
 
 // openE2B builds the E2B dialect: the control plane, the edge of the data plane and who answers behind it.
-func (s *Server) openE2B(store *sqlstore.Store, m domain, keys *auth.Keys, t templates, o *telemetry.Observer) (e2bParts, error) {
+func (s *Server) openE2B(store *sqlstore.Store, m domain, keys *auth.Keys, t templates, images *image.Service, o *telemetry.Observer) (e2bParts, error) {
 	secret, err := s.secret("e2b_secret")
 	if err != nil {
 		return e2bParts{}, err
@@ -61,13 +64,14 @@ func (s *Server) openE2B(store *sqlstore.Store, m domain, keys *auth.Keys, t tem
 	builder, err := build.New(build.Config{
 		Dir: filepath.Join(stateDir(s.cfg.DataDir), "e2b-files"), Secret: secret, URL: reachedAt, EnvdVersion: envdVersion,
 		Lifetime: buildLifetime(s.cfg.Sandbox.MaxLifetime), Limits: sandboxConfig(s.cfg, template.Limits{}).Limits(),
-	}, m, store, t, s.log)
+	}, m, store, t, images, s.log)
 	if err != nil {
 		return e2bParts{}, fmt.Errorf("template builds: %w", err)
 	}
 	s.undo.add("end template builds", func() error { builder.Close(); return nil })
 	control := e2b.New(e2b.Config{Domain: s.reachedBy(), Version: envdVersion, Secret: secret, MaxLifetime: s.cfg.Sandbox.MaxLifetime}, m, keys, store, builder, s.log)
 	control.OnFailure(o.Failed)
+	builder.ResolveBy(control.Resolve)
 	tokens := target.NewTokens(secret)
 	files := envd.New(m, tokens, s.log)
 	s.undo.add("close envd", func() error { files.Close(); return nil })

@@ -31,7 +31,7 @@ func (s *Server) openImages(store *sqlstore.Store, p parts) (*image.Service, err
 	service, err := image.Open(image.Config{
 		Dir: filepath.Join(stateDir(s.cfg.DataDir), "images"), KeyFile: filepath.Join(stateDir(s.cfg.DataDir), "registry_key"),
 		Platform: "linux/" + runtime.GOARCH, Operator: Tenant, DockerConfig: dockerConfig(c.DockerConfig), Map: mapped, Mirrors: c.Mirrors, Insecure: c.Insecure,
-		MaxBytes: int64(c.MaxBytes), PullTimeout: c.PullTimeout,
+		MaxBytes: int64(c.MaxBytes), PullTimeout: c.PullTimeout, MaxTenantBytes: int64(c.MaxTenant),
 	}, imager, imageTemplates{p.templates, p.driver}, store, s.log)
 	if err != nil {
 		return nil, fmt.Errorf("images: %w", err)

@@ -32,7 +32,7 @@ func openInproc(cfg config.Config, log *slog.Logger) (parts, error) {
 
 // writeKernel puts the embedded kernel and what it finds beside itself into a directory.
 func writeKernel(dir string) error {
-	for _, name := range []string{"kernel.py", "charts.py", "node.js"} {
+	for _, name := range []string{"kernel.py", "charts.py", "state.py", "node.js"} {
 		source, err := fs.ReadFile(kernel.Files(), name)
 		if err != nil {
 			return fmt.Errorf("embedded kernel: %w", err)

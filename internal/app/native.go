@@ -23,7 +23,10 @@ func openNative(ctx context.Context, cfg config.Config, log *slog.Logger) (parts
 		return parts{}, err
 	}
 	if os.Geteuid() == 0 { // later, and for anybody else, the file is root's
-		if err := native.AllowHostPaths(cfg.DataDir, cfg.Storage.HostPaths, int64(cfg.Storage.VolumeSize)); err != nil {
+		err := native.AllowStorage(cfg.DataDir, native.Storage{
+			HostPaths: cfg.Storage.HostPaths, VolumeSize: int64(cfg.Storage.VolumeSize), MaxVolumeSize: int64(cfg.Storage.MaxVolumeSize),
+		})
+		if err != nil {
 			return parts{}, fmt.Errorf("storage: %w", err)
 		}
 	}
@@ -55,6 +58,7 @@ func makerStats(d *native.Driver) func(context.Context) (telemetry.Maker, error)
 		s, err := d.Stats(ctx)
 		m := telemetry.Maker{
 			Sandboxes: s.Sandboxes, Ending: s.Dying, Pooled: s.Pooled, Slots: s.Slots, FDs: s.FDs, Goroutines: s.Goroutine,
+			CPUSeconds: float64(s.CPUMS) / 1000, MemoryBytes: s.Memory,
 		}
 		for _, z := range s.Zygotes {
 			m.Zygotes = append(m.Zygotes, telemetry.Zygote{Template: z.Template, Forks: z.Forks, Children: z.Live, MemoryBytes: z.RSSKB << 10})

@@ -6,8 +6,12 @@ import (
 	"log/slog"
 	"os"
 
+	"github.com/covehq/cove/internal/artifact"
+	"github.com/covehq/cove/internal/dataset"
+	"github.com/covehq/cove/internal/dialect/cove"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/session"
 	"github.com/covehq/cove/internal/telemetry"
 )
 
@@ -28,9 +32,42 @@ func (s *Server) openTracing(ctx context.Context) error {
 // traced is the Manager as dialects see it.
 func (s *Server) traced(m *sandbox.Manager) domain {
 	if s.tracing == nil {
+		return telemetry.Passing{Manager: m}
+	}
+	return s.tracing.Manager(m, s.cfg.Telemetry.CaptureOutput)
+}
+
+// tracedArtifacts is the Keeper as sessions see it.
+func (s *Server) tracedArtifacts(k *artifact.Keeper) session.Artifacts {
+	if s.tracing == nil {
+		return k
+	}
+	return s.tracing.Artifacts(k)
+}
+
+// tracedSessions is what the API sees, tracedDatasets what is behind that.
+func (s *Server) tracedSessions(m *session.Manager) cove.Sessions {
+	if s.tracing == nil {
 		return m
 	}
-	return s.tracing.Manager(m)
+	return s.tracing.Sessions(m)
+}
+
+func (s *Server) tracedDatasets(d *dataset.Store) session.Staging {
+	if s.tracing == nil {
+		return d
+	}
+	return s.tracing.Datasets(d)
+}
+
+// pushMetrics sends metrics where the standard variables say, once all parts that are counted are there.
+func (s *Server) pushMetrics(ctx context.Context, o *telemetry.Observer) error {
+	p, err := telemetry.OpenPush(ctx, o, version(), os.Stdout, s.log)
+	if err != nil || p == nil {
+		return err
+	}
+	s.undo.add("flush metrics", p.Close)
+	return nil
 }
 
 // sources are what metrics ask when somebody looks.

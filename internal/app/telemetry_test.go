@@ -62,7 +62,7 @@ func serveTraced(t *testing.T, parent string, log *slog.Logger) (*client.Client,
 	return c, s
 }
 
-func TestSpansReachACollectorUnderTheirCallersTrace(t *testing.T) {
+func TestS2_36_S2_40_S2_41_S2_42_SpansReachACollectorUnderTheirCallersTrace(t *testing.T) {
 	for _, protocol := range []string{"http/protobuf", "grpc"} {
 		t.Run(protocol, func(t *testing.T) {
 			clearOTEL(t)
@@ -126,10 +126,15 @@ func TestSpansReachACollectorUnderTheirCallersTrace(t *testing.T) {
 				"cove.tenant": app.Tenant, "cove.sandbox.id": sb.ID, "cove.template": "base", "cove.created": true,
 			})
 			wantAttributes(t, exec[0], map[string]any{
-				"cove.tenant": app.Tenant, "cove.sandbox.id": sb.ID, "cove.run.kind": "command", "cove.run.outcome": "error", "cove.run.exit_code": int64(3), "error.type": "error",
-			}, "cove.run.duration_ms", "cove.run.cpu_ms")
+				"cove.tenant": app.Tenant, "cove.sandbox.id": sb.ID, "sandbox.id": sb.ID, "sandbox.template": "base", "sandbox.driver": "inproc", "sandbox.kind": "command",
+				"sandbox.code_length": int64(len("echo $TRACEPARENT $TRACESTATE; exit 3")), "sandbox.timeout_s": 0.0, "sandbox.mem_limit_mb": int64(512),
+				"sandbox.outcome": "error", "sandbox.exit_code": int64(3), "sandbox.timed_out": false, "sandbox.stdout_bytes": int64(len(out.Stdout)),
+				"sandbox.stderr_preview": "", "error.type": "error",
+			}, "sandbox.cpu_time_s", "sandbox.max_rss_bytes")
 			wantAttributes(t, exec[1], map[string]any{
-				"cove.tenant": app.Tenant, "cove.sandbox.id": sb.ID, "cove.run.kind": "command", "error.type": "gone",
+				"cove.tenant": app.Tenant, "cove.sandbox.id": sb.ID, "sandbox.id": sb.ID, "sandbox.template": "base", "sandbox.driver": "inproc", "sandbox.kind": "command",
+				"sandbox.code_length": int64(len("true")), "sandbox.timeout_s": 0.0, "sandbox.mem_limit_mb": int64(512),
+				"sandbox.timed_out": false, "sandbox.stdout_bytes": int64(0), "sandbox.stderr_preview": "", "error.type": "gone",
 			})
 			if !exec[0].Failed || !exec[1].Failed || create.Failed {
 				t.Error("a span's status is not how it ended")
@@ -188,7 +193,7 @@ func wantLogged(t *testing.T, text []byte, trace, span string) {
 	t.Errorf("no request is logged with span %s:\n%s", span, text)
 }
 
-func TestSecretsAreInNoSpan(t *testing.T) {
+func TestS2_63_SecretsAreInNoSpan(t *testing.T) {
 	clearOTEL(t)
 	double := otlptest.Start(t)
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", double.HTTP)
@@ -276,8 +281,10 @@ func TestSecretsAreInNoSpan(t *testing.T) {
 	}
 	cell := double.Named("sandbox.exec")[0]
 	wantAttributes(t, cell, map[string]any{
-		"cove.tenant": app.Tenant, "cove.sandbox.id": sb.ID, "cove.run.kind": "cell", "cove.run.language": "python", "cove.run.outcome": "ok", "cove.run.exit_code": int64(0),
-	}, "cove.run.duration_ms", "cove.run.cpu_ms")
+		"cove.tenant": app.Tenant, "cove.sandbox.id": sb.ID, "sandbox.id": sb.ID, "sandbox.template": "python", "sandbox.driver": "inproc", "sandbox.kind": "cell", "sandbox.language": "python",
+		"sandbox.timeout_s": 0.0, "sandbox.mem_limit_mb": int64(512), "sandbox.outcome": "ok", "sandbox.exit_code": int64(0), "sandbox.timed_out": false,
+		"sandbox.stdout_bytes": int64(len(out.Stdout)), "sandbox.stderr_preview": "",
+	}, "sandbox.code_length", "sandbox.cpu_time_s", "sandbox.max_rss_bytes")
 	for _, span := range double.Spans() {
 		if span.Events != 0 || span.Links != 0 || span.DroppedAttributeCount != 0 {
 			t.Errorf("%s has more than was looked at: %+v", span.Name, span)

@@ -66,6 +66,11 @@ var table = []line{
 	{path: "internal/template/ensure", group: domain, also: []string{"internal/template"}},
 	{path: "internal/sandbox", group: domain, also: []string{"internal/template"}},
 
+	{path: "internal/snippet", group: domain, also: []string{"internal/sandbox"}},
+	{path: "internal/artifact", group: domain},
+	{path: "internal/dataset", group: domain, also: []string{"internal/sandbox", "internal/artifact"}},
+	{path: "internal/session", group: domain, also: []string{"internal/sandbox", "internal/template", "internal/artifact", "internal/dataset"}},
+
 	// adapters: implement what the domain asked for; ignorant of each other
 	{path: "internal/driver/native", group: adapters, guests: []string{"golang.org/x/sys"},
 		also: []string{"internal/driver/native/maker", "internal/driver/native/wire"}},
@@ -85,17 +90,19 @@ var table = []line{
 	{path: "internal/driver/native/resolver", group: adapters, guests: []string{"golang.org/x/sys", "github.com/miekg/dns"}},
 	{path: "internal/driver/drivertest", group: adapters},
 	{path: "internal/driver/inproc", group: adapters, also: []string{"internal/agent"}}, // a real agent in a goroutine
-	{path: "internal/sqlstore", group: adapters, guests: []string{"modernc.org/sqlite"}},
-	{path: "internal/sqlstore/storetest", group: adapters, guests: []string{"github.com/google/go-cmp"}},
+	{path: "internal/blob/local", group: adapters, also: []string{"internal/artifact", "internal/dataset"}, guests: []string{"golang.org/x/sys"}},
+	{path: "internal/blob/blobtest", group: adapters, also: []string{"internal/artifact", "internal/dataset"}},
+	{path: "internal/sqlstore", group: adapters, also: []string{"internal/artifact", "internal/dataset", "internal/session"}, guests: []string{"modernc.org/sqlite"}},
+	{path: "internal/sqlstore/storetest", group: adapters, also: []string{"internal/artifact", "internal/dataset", "internal/session"}, guests: []string{"github.com/google/go-cmp"}},
 	{path: "internal/image", group: adapters, guests: []string{"github.com/google/go-containerregistry", "github.com/klauspost/compress", "golang.org/x/sys"}},
-	{path: "internal/telemetry", group: adapters, guests: []string{"go.opentelemetry.io/otel"}}, // nobody else knows OpenTelemetry
+	{path: "internal/telemetry", group: adapters, also: []string{"internal/artifact", "internal/dataset", "internal/session"}, guests: []string{"go.opentelemetry.io/otel"}}, // nobody else knows OpenTelemetry
 	{path: "internal/telemetry/otlptest", group: adapters,
 		guests: []string{"go.opentelemetry.io/proto/otlp", "google.golang.org/grpc", "google.golang.org/protobuf"}},
 
 	// edges: bring requests in; ignorant of adapters and of each other
 	{path: "internal/gateway", group: edges},
-	{path: "internal/dialect/cove", group: edges, also: []string{"client"}},
-	{path: "internal/dialect/e2b", group: edges, also: []string{"internal/dialect/e2b/target", "internal/dialect/e2b/build"}},
+	{path: "internal/dialect/cove", group: edges, also: []string{"client", "internal/artifact", "internal/dataset", "internal/session", "internal/snippet", "internal/dialect/transfer"}},
+	{path: "internal/dialect/e2b", group: edges, also: []string{"internal/dialect/e2b/target", "internal/dialect/e2b/build", "internal/dialect/transfer"}},
 	{path: "internal/dialect/e2b/target", group: edges},
 	{path: "internal/dialect/e2b/edge", group: edges, also: []string{"internal/dialect/e2b/target", "internal/dialect/rawport", "internal/dialect/transfer"}},
 	{path: "internal/dialect/e2b/envd", group: edges, also: []string{"internal/dialect/e2b/target", "internal/dialect/e2b/envd/...", "internal/dialect/transfer"},
@@ -107,7 +114,7 @@ var table = []line{
 	{path: "internal/dialect/e2b/build", group: edges, also: []string{"internal/dialect/e2b/target", "internal/dialect/transfer"}},
 	{path: "internal/dialect/rawport", group: edges},  // ports of sandboxes, as every dialect that has them serves them
 	{path: "internal/dialect/transfer", group: edges}, // bodies and files on their way, for every dialect
-	{path: "internal/dialect/opensandbox", group: edges, also: []string{"internal/dialect/opensandbox/access", "internal/dialect/rawport"}},
+	{path: "internal/dialect/opensandbox", group: edges, also: []string{"internal/dialect/opensandbox/access", "internal/dialect/rawport", "internal/dialect/transfer"}},
 	{path: "internal/dialect/opensandbox/access", group: edges},
 	{path: "internal/dialect/opensandbox/execd", group: edges, also: []string{"internal/dialect/opensandbox/access", "internal/dialect/transfer"},
 		guests: []string{"github.com/coder/websocket"}},
@@ -132,7 +139,8 @@ var table = []line{
 	{path: "internal/archtest", group: alone},
 	{path: "bench", group: alone, guests: []string{"golang.org/x/sys"}, // through the front door, and beside it to the driver
 		also: []string{"client", "internal/agentapi", "internal/driver/native", "internal/policy", "internal/sandbox", "internal/template"}},
-	{path: "e2e", group: alone}, // its tests use the built binary and the public client
+	{path: "e2e/acceptance", group: alone}, // which test proves which promise
+	{path: "e2e", group: alone},            // its tests use the built binary and the public client
 }
 
 // agentLinks is what the agent's binary may contain, besides the standard library's own internals. It runs in every

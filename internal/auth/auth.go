@@ -39,7 +39,8 @@ func (Secret) LogValue() slog.Value { return slog.StringValue(dots) }
 // keyPrefix and the 40 hex digits after it are the form that the E2B SDKs check before they send a key.
 const keyPrefix = "e2b_"
 
-var keyForm = regexp.MustCompile(`^e2b_[0-9a-f]{40}$`)
+// keyForm takes a key without its prefix too: clients that do not look at keys may be given the digits alone.
+var keyForm = regexp.MustCompile(`^(?:e2b_)?([0-9a-f]{40})$`)
 
 // NewKey makes a key that nobody can guess.
 func NewKey() (Secret, error) {

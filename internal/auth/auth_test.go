@@ -100,6 +100,20 @@ func TestKeys(t *testing.T) {
 			t.Fatalf("keys are %q and %q, %v", string(a), string(b), err)
 		}
 	})
+	t.Run("S0.4 a key without its prefix is the same key", func(t *testing.T) {
+		keys, _ := newKeys(t)
+		secret, record := create(t, keys, "acme", false)
+		digits := strings.TrimPrefix(string(secret), "e2b_")
+		got, err := keys.Authenticate(t.Context(), digits)
+		if want := (auth.Principal{Tenant: "acme", KeyID: record.ID}); got != want || err != nil {
+			t.Fatalf("got %+v, %v", got, err)
+		}
+		for _, wrong := range []string{"e2b_e2b_" + digits, "E2B_" + digits, digits[1:], digits + "\n"} {
+			if _, err := keys.Authenticate(t.Context(), wrong); fault.KindOf(err) != fault.Unauthed {
+				t.Errorf("%q: %v", wrong, err)
+			}
+		}
+	})
 	t.Run("a key leads to its tenant", func(t *testing.T) {
 		keys, _ := newKeys(t)
 		secret, record := create(t, keys, "acme", true)

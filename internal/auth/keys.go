@@ -70,10 +70,11 @@ func (k *Keys) Authenticate(ctx context.Context, presented string) (Principal, e
 	if presented == "" {
 		return Principal{}, fault.New(fault.Unauthed, "an API key is needed")
 	}
-	if !keyForm.MatchString(presented) {
+	digits := keyForm.FindStringSubmatch(presented)
+	if digits == nil {
 		return Principal{}, fault.New(fault.Unauthed, "the API key is not valid: a key is %q and 40 hexadecimal digits", keyPrefix)
 	}
-	hash := HashKey(Secret(presented))
+	hash := HashKey(Secret(keyPrefix + digits[1]))
 	if k.guest != "" && Same(hash, k.guest) {
 		return k.asked, nil
 	}

@@ -128,7 +128,7 @@ func (a *invocation) root() *cobra.Command {
 	f.StringVar(&a.config, "config", "", "configuration `file` (COVE_CONFIG)")
 	f.StringVar(&a.dataDir, "data-dir", "", "data `directory` (COVE_DATA_DIR; default /var/lib/cove for root, else ~/.local/share/cove)")
 	group(root, "Use sandboxes:", a.run(), a.create(), a.shell(), a.exec(), a.cp(), a.ps(), a.kill())
-	group(root, "Branch and keep:", a.fork(), a.pause(), a.resume(), a.snapshot(), a.timeout(), a.template())
+	group(root, "Branch and keep:", a.fork(), a.pause(), a.resume(), a.snapshot(), a.timeout(), a.template(), a.session(), a.artifacts())
 	group(root, "Images and volumes:", a.image(), a.login(), a.logout(), a.volume())
 	group(root, "Watch:", a.inspect(), a.logs(), a.events(), a.stats(), a.top())
 	group(root, "Run a server:", a.serve(), a.doctor(), a.initConfig(), a.configure(), a.key(), a.completion(), a.version())

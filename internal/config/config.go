@@ -36,6 +36,11 @@ type Config struct {
 	Auth     Auth     `toml:"auth"`
 	Images   Images   `toml:"images"`
 	Storage  Storage  `toml:"storage"`
+
+	Artifacts Artifacts `toml:"artifacts"`
+	Sessions  Sessions  `toml:"sessions"`
+	Datasets  Datasets  `toml:"datasets"`
+	Telemetry Telemetry `toml:"telemetry"`
 }
 
 // TLS is the second listener, which names sandboxes by host: {port}-{id}.{domain}.
@@ -180,8 +185,11 @@ const DefaultListen = "127.0.0.1:8080"
 func Default() Config {
 	return Config{
 		Listen: DefaultListen, DataDir: DefaultDataDir(), Driver: "native", ShutdownGrace: 10 * time.Second,
-		Log: Log{Level: "info", Format: "text"}, Sandbox: Sandbox{PausedLifetime: 24 * time.Hour},
-		Images: Images{Map: defaultMap()},
+		Log: Log{Level: "info", Format: "text"}, Sandbox: Sandbox{PausedLifetime: 30 * 24 * time.Hour},
+		Images:    Images{Map: defaultMap()},
+		Artifacts: Artifacts{LinkTTL: 10 * time.Minute, MaxFileSize: 50 << 20, MaxSessionSize: 10 << 30},
+		Sessions:  Sessions{IdleTimeout: 45 * time.Minute, Size: 1 << 30},
+		Datasets:  Datasets{MaxSize: 20 << 30},
 	}
 }
 
@@ -343,7 +351,7 @@ func (c Config) Validate() error {
 	if err := c.TLS.validate(); err != nil {
 		return err
 	}
-	if err := firstError(c.validateAuth(), c.Images.validate(), c.Storage.validate()); err != nil {
+	if err := firstError(c.validateAuth(), c.Images.validate(), c.Storage.validate(), c.Artifacts.validate(), c.Sessions.validate()); err != nil {
 		return err
 	}
 	if !filepath.IsAbs(c.DataDir) {

@@ -57,6 +57,9 @@ func TestWhatCannotBeMeantIsRefused(t *testing.T) {
 		"[tls]\ndomain = 'x.test'\ncert = '/c'":    "belong together",
 		"[tls]\ndomain = 'x.test'\nlisten = 'any'": "HOST:PORT",
 
+		"[artifacts]\nlink_ttl = '240h'":  "artifacts.link_ttl 240h0m0s: a link holds for one second to 168 hours",
+		"[artifacts]\nlink_ttl = '100ms'": "one second",
+
 		"[sandbox]\npaused_lifetime = '-1s'": "sandbox.paused_lifetime cannot be negative",
 		"[sandbox]\nstart_timeout = '-1s'":   "sandbox.start_timeout cannot be negative",
 	} {

@@ -27,12 +27,14 @@ type Images struct {
 	DockerConfig string              `toml:"docker_config"`       // Docker's config file, whose logins the local admin's pulls use; empty: the server's user's
 	MaxBytes     Size                `toml:"max_bytes"`           // of one image, unpacked
 	PullTimeout  time.Duration       `toml:"pull_timeout"`
+	MaxTenant    Size                `toml:"max_tenant_bytes"` // of all images and builds of a tenant; zero: as much as there is
 }
 
 // Storage says what sandboxes may see of this host's disks.
 type Storage struct {
-	HostPaths  []string `toml:"host_paths"`  // that may be mounted, each with all below it: /data, or /scratch:rw to be written
-	VolumeSize Size     `toml:"volume_size"` // of a named volume
+	HostPaths     []string `toml:"host_paths"`      // that may be mounted, each with all below it: /data, or /scratch:rw to be written
+	VolumeSize    Size     `toml:"volume_size"`     // of a named volume that says none
+	MaxVolumeSize Size     `toml:"max_volume_size"` // the largest that a volume may say; zero: volume_size, or 10 GiB if that is more
 }
 
 // codeInterpreter is the template that stands for OpenSandbox's own image and for Python's.

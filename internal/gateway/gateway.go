@@ -3,7 +3,7 @@
 package gateway
 
 import (
-	"context"
+	"cmp"
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
@@ -29,11 +29,15 @@ type Config struct {
 	Guests *Guests
 	// Prefixes maps the beginning of a path, such as /cove/v1/, to who answers.
 	Prefixes map[string]http.Handler
+	// Signed is the beginning of paths that are guarded by what they hold, so that guests pass; empty: none are.
+	Signed string
 	// Else answers for every other path; nil: nobody does.
 	Else http.Handler
-	// Ready is nil when the server can serve; asked by /readyz.
-	Ready   func(context.Context) error
-	Metrics http.Handler
+	// Checks are asked by /readyz.
+	Checks Checks
+	// ReadyFor is how long their answer holds; default one second.
+	ReadyFor time.Duration
+	Metrics  http.Handler
 	// Served hears of each request once it has been answered; nil: nobody does.
 	Served func(*http.Request, Answer)
 	Log    *slog.Logger
@@ -64,6 +68,7 @@ type Gateway struct {
 	cfg      Config
 	table    []entry
 	draining atomic.Bool
+	health   health
 	inflight sync.WaitGroup
 	log      *slog.Logger
 }
@@ -77,6 +82,7 @@ type entry struct {
 
 // New makes a gateway.
 func New(cfg Config) *Gateway {
+	cfg.ReadyFor = cmp.Or(cfg.ReadyFor, defaultReadyFor)
 	g := &Gateway{cfg: cfg, log: cfg.Log}
 	if cfg.Inside != nil {
 		g.table = append(g.table, entry{"the ports of sandboxes", cfg.Inside.Matches, cfg.Inside})
@@ -199,7 +205,7 @@ func (g *Gateway) notServed(w http.ResponseWriter, r *http.Request) {
 
 // admit lets guests in. The inside of a sandbox has guards of its own, which a guest may also pass by a token.
 func (g *Gateway) admit(r *http.Request) (refusal string) {
-	if g.cfg.Guests == nil || known(r) || g.cfg.Inside != nil && g.cfg.Inside.Matches(r) || own(r.URL.Path) {
+	if g.cfg.Guests == nil || known(r) || g.cfg.Inside != nil && g.cfg.Inside.Matches(r) || own(r.URL.Path) || g.signed(r) {
 		return ""
 	}
 	refusal = g.cfg.Guests.welcome(r)
@@ -207,6 +213,10 @@ func (g *Gateway) admit(r *http.Request) (refusal string) {
 		return ""
 	}
 	return refusal
+}
+
+func (g *Gateway) signed(r *http.Request) bool {
+	return g.cfg.Signed != "" && strings.HasPrefix(r.URL.Path, g.cfg.Signed)
 }
 
 // own are the server's own pages, which ask nobody for a key.
@@ -228,20 +238,6 @@ func wholesome(w http.ResponseWriter, _ *http.Request) {
 
 func healthy(w http.ResponseWriter, _ *http.Request) {
 	tell(w, http.StatusOK, map[string]string{"status": "ok"})
-}
-
-func (g *Gateway) ready(w http.ResponseWriter, r *http.Request) {
-	if g.draining.Load() {
-		fail(w, http.StatusServiceUnavailable, "unavailable", "the server is shutting down")
-		return
-	}
-	if g.cfg.Ready != nil {
-		if err := g.cfg.Ready(r.Context()); err != nil {
-			fail(w, http.StatusServiceUnavailable, "unavailable", err.Error())
-			return
-		}
-	}
-	tell(w, http.StatusOK, map[string]string{"status": "ready"})
 }
 
 // Drain makes /readyz say no, so that a load balancer looks elsewhere.

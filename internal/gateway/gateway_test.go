@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/covehq/cove/internal/gateway"
 )
@@ -106,21 +107,87 @@ func TestAPanicFailsOneRequest(t *testing.T) {
 	}
 }
 
-func TestReadyIsAskedAndDrainingIsNotReady(t *testing.T) {
+func TestS4_129_ReadinessTellsWhichPartFailsAndNotWhy(t *testing.T) {
 	var not error
-	s, g := newServer(t, io.Discard, gateway.Config{Ready: func(context.Context) error { return not }})
-	status := func() int { r, _ := get(t, s.URL+"/readyz"); return r.StatusCode }
-	if status() != 200 {
-		t.Error("not ready")
+	var logged bytes.Buffer
+	s, g := newServer(t, &logged, gateway.Config{ReadyFor: time.Nanosecond, Checks: gateway.Checks{
+		"database": func(context.Context) error { return not }, "driver": func(context.Context) error { return nil },
+	}})
+	want := func(claim string, status int, body string) {
+		t.Helper()
+		resp, got := get(t, s.URL+"/readyz")
+		if resp.StatusCode != status || strings.TrimSpace(got) != body {
+			t.Errorf("%s: %d %s", claim, resp.StatusCode, got)
+		}
 	}
-	not = errors.New("no database")
-	if status() != 503 {
-		t.Error("ready without a database")
-	}
+	want("all is well", 200, `{"status":"ready","checks":{"database":"ok","driver":"ok"}}`)
+	not = errors.New("open /secret/place: hunter2")
+	want("without a database", 503, `{"status":"unavailable","checks":{"database":"failed","driver":"ok"},`+
+		`"error":{"kind":"unavailable","message":"not ready: database; the server's log says why"}}`)
 	not = nil
 	g.Drain()
-	if status() != 503 {
-		t.Error("ready while it drains")
+	want("while it drains", 503, `{"status":"draining","checks":{"database":"ok","driver":"ok"},"error":{"kind":"unavailable","message":"the server is shutting down"}}`)
+	s.Close() // so that nobody logs any more
+	if !strings.Contains(logged.String(), "hunter2") {
+		t.Errorf("the operator is told %s", &logged)
+	}
+}
+
+func TestWhoeverAsksForReadinessAsksThePartsRarely(t *testing.T) {
+	var logged bytes.Buffer
+	asked := 0
+	s, _ := newServer(t, &logged, gateway.Config{ReadyFor: time.Hour, Checks: gateway.Checks{
+		"database": func(ctx context.Context) error { asked++; return errors.Join(ctx.Err(), errors.New("no")) },
+	}})
+	for range 20 {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel() // who hangs up ends no check
+		req, _ := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+"/readyz", nil)
+		if resp, err := http.DefaultClient.Do(req); err == nil {
+			resp.Body.Close()
+		}
+		if resp, _ := get(t, s.URL+"/readyz"); resp.StatusCode != 503 {
+			t.Fatal(resp.Status)
+		}
+	}
+	s.Close()
+	if told := strings.Count(logged.String(), "not ready"); asked != 1 || told != 1 || strings.Contains(logged.String(), "canceled") {
+		t.Errorf("asked %d times, told %d times: %s", asked, told, &logged)
+	}
+}
+
+func TestOnlyAChangeOfReadinessIsLogged(t *testing.T) {
+	var logged bytes.Buffer
+	var not error
+	s, _ := newServer(t, &logged, gateway.Config{ReadyFor: time.Nanosecond, Checks: gateway.Checks{"driver": func(context.Context) error { return not }}})
+	for _, now := range []error{nil, errors.New("no"), errors.New("no"), nil, nil} {
+		not = now
+		get(t, s.URL+"/readyz")
+	}
+	s.Close()
+	if failed, again := strings.Count(logged.String(), "not ready"), strings.Count(logged.String(), "ready again"); failed != 1 || again != 1 {
+		t.Error(logged.String())
+	}
+}
+
+func TestAPartThatHangsHasFailed(t *testing.T) {
+	asked := 0
+	free := make(chan struct{})
+	s, g := newServer(t, io.Discard, gateway.Config{ReadyFor: time.Nanosecond, Checks: gateway.Checks{
+		"files": func(context.Context) error { asked++; <-free; return nil },
+	}})
+	for range 2 {
+		if resp, body := get(t, s.URL+"/readyz"); resp.StatusCode != 503 || !strings.Contains(body, `"files":"failed"`) {
+			t.Error(resp.Status, body)
+		}
+	}
+	close(free)
+	if resp, _ := get(t, s.URL+"/readyz"); resp.StatusCode != 200 {
+		t.Error("when it has come back:", resp.Status)
+	}
+	g.Wait()
+	if asked != 1 {
+		t.Errorf("it was asked %d times", asked)
 	}
 }
 

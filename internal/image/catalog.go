@@ -115,6 +115,9 @@ func (s *Service) addImage(ctx context.Context, tenant, name, top string, b blue
 		return nil, err
 	}
 	defer free()
+	if err := s.admit(ctx, tenant, name, b); err != nil {
+		return nil, err
+	}
 	b.add.Tenant = tenant
 	t, err := s.imager.AddImage(ctx, b.add)
 	if err != nil {

@@ -1,13 +1,21 @@
 package image_test
 
 import (
+	"archive/tar"
 	"context"
+	"crypto/rand"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
 
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/image"
@@ -164,6 +172,135 @@ func TestPrune(t *testing.T) {
 	}
 	if notes, err := w.store.Documents(t.Context(), acme, "image-layer"); err != nil || len(notes) != 1 {
 		t.Fatalf("%v %v", notes, err)
+	}
+}
+
+func TestPruneTellsWhatLayersOfBuildsHad(t *testing.T) {
+	w, p := open(t, nil), newPlace(t)
+	_, err := w.pull(acme, p.push(t, "a:1", newImage(t, 1, 1000)))
+	must(t, err)
+	w.driver.templates["acme/bld-1"], w.driver.bytes = &template.Template{Name: "bld-1", Tenant: acme}, map[string]int64{"bld-1": 4096}
+	freed, removed, err := w.Prune(t.Context(), acme)
+	must(t, err)
+	if freed != 4096 || !slices.Equal(removed, []string{"bld-1"}) {
+		t.Errorf("%d %v", freed, removed)
+	}
+}
+
+func TestATenantsImagesHaveABound(t *testing.T) {
+	p := newPlace(t)
+	large, small := newImage(t, 1, 3<<20), newImage(t, 1, 1000)
+	above, err := small.Layers()
+	must(t, err)
+	shared, err := mutate.AppendLayers(large, above...)
+	must(t, err)
+	names := map[string]string{"large": p.push(t, "large:1", large), "shared": p.push(t, "shared:1", shared), "other": p.push(t, "other:1", newImage(t, 1, 2<<20)), "small": p.push(t, "small:1", small)}
+	w := open(t, func(c *image.Config) { c.MaxTenantBytes = 4 << 20 })
+	for _, step := range []struct {
+		name string
+		ok   bool
+	}{{"large", true}, {"shared", true}, {"other", false}, {"small", true}} {
+		_, err := w.pull(acme, names[step.name])
+		if step.ok && err != nil || !step.ok && !fault.Is(err, fault.Exhausted) {
+			t.Fatalf("%s: %v", step.name, err)
+		}
+	}
+	if got := p.asked("other/blobs/"); len(got) > 1 { // its configuration, and no layer
+		t.Errorf("what cannot be had was downloaded: %v", got)
+	}
+	if _, err := w.pull(globex, names["other"]); fault.Is(err, fault.Exhausted) {
+		t.Errorf("another tenant: %v", err)
+	}
+	for _, name := range []string{"large", "shared"} {
+		must(t, w.Remove(t.Context(), acme, names[name]))
+	}
+	_, err = w.pull(acme, names["other"])
+	must(t, err)
+	w.driver.templates["acme/bld-1"], w.driver.bytes = &template.Template{Name: "bld-1", Tenant: acme}, map[string]int64{"bld-1": 3 << 20}
+	if _, err := w.importAll("mine:1", saved(t, map[string]v1.Image{"mine:1": newImage(t, 1, 10_000)})); !fault.Is(err, fault.Exhausted) {
+		t.Errorf("layers of builds do not count: %v", err)
+	}
+}
+
+// bomb is an image whose layer is small only on its way.
+func bomb(t *testing.T, bytes int) v1.Image {
+	t.Helper()
+	raw := tarOf(t, tar.Header{Name: "zeros-" + rand.Text(), Uname: strings.Repeat("\x00", bytes)})
+	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(string(raw))), nil })
+	must(t, err)
+	i, err := mutate.AppendLayers(empty.Image, l)
+	must(t, err)
+	return configured(t, i, "amd64")
+}
+
+// While somebody pulls, no layer can be removed: what a tenant has brought meanwhile counts, whatever became of it.
+func TestATenantsBoundHoldsWhileLayersCannotBeRemoved(t *testing.T) {
+	const bound = 4 << 20
+	p := newPlace(t)
+	w := open(t, func(c *image.Config) { c.MaxTenantBytes, c.Insecure = bound, []string{p.host()} })
+	slow, gate := p.push(t, "slow:1", newImage(t, 1, 1000)), make(chan struct{})
+	unpacks := make(chan struct{}, 1)
+	w.driver.onUnpack = func(context.Context, sandbox.LayerRequest) error { unpacks <- struct{}{}; <-gate; return nil }
+	other := make(chan error, 1)
+	go func() { _, err := w.pull(globex, slow); other <- err }()
+	select {
+	case <-unpacks:
+	case err := <-other:
+		t.Fatal(err)
+	}
+	w.driver.mu.Lock()
+	w.driver.onUnpack = nil
+	w.driver.mu.Unlock()
+
+	t.Run("one that is too large is not unpacked", func(t *testing.T) {
+		for range 3 {
+			_, err := w.pull(acme, p.push(t, "bomb:1", bomb(t, 2*bound)))
+			wantKind(t, err, fault.Exhausted, "this server allows 4")
+		}
+		if most := w.driver.most(); most != 0 {
+			t.Errorf("%d bytes were there", most)
+		}
+	})
+	t.Run("those that are removed again count until they are gone", func(t *testing.T) {
+		for i := range 3 {
+			name := p.push(t, fmt.Sprintf("part:%d", i), bomb(t, bound/2-8192))
+			_, err := w.pull(acme, name)
+			if i < 2 {
+				must(t, err)
+				must(t, w.Remove(t.Context(), acme, name))
+			} else {
+				wantKind(t, err, fault.Exhausted)
+			}
+		}
+		if most := w.driver.most(); most > bound {
+			t.Errorf("%d bytes were there", most)
+		}
+	})
+	close(gate)
+	must(t, <-other)
+	_, err := w.pull(acme, p.push(t, "after:1", bomb(t, bound/2)))
+	must(t, err)
+}
+
+func TestPullsAtOnceDoNotTakeTheSameRoom(t *testing.T) {
+	const bound = 4 << 20
+	p := newPlace(t)
+	w := open(t, func(c *image.Config) { c.MaxTenantBytes = bound })
+	results := make(chan error, 8)
+	for i := range cap(results) {
+		name := p.push(t, fmt.Sprintf("part:%d", i), bomb(t, bound/2-8192))
+		go func() { _, err := w.pull(acme, name); results <- err }()
+	}
+	came := 0
+	for range cap(results) {
+		if err := <-results; err == nil {
+			came++
+		} else if !fault.Is(err, fault.Exhausted) {
+			t.Error(err)
+		}
+	}
+	if most := w.driver.most(); came != 2 || most > bound {
+		t.Errorf("%d images came, %d bytes were there", came, most)
 	}
 }
 

@@ -33,6 +33,8 @@ type Config struct {
 	Platform     string              // of this host, os/arch
 	MaxBytes     int64               // of one image, unpacked; its compressed layers have no more either; 20 GiB
 	PullTimeout  time.Duration       // of one pull; half an hour
+	// MaxTenantBytes is what all images and builds of a tenant may have on disk; zero: as much as there is.
+	MaxTenantBytes int64
 }
 
 const (
@@ -52,7 +54,7 @@ func (c Config) validate() error {
 	switch {
 	case c.Dir == "":
 		return fault.New(fault.Invalid, "images need a directory")
-	case c.MaxBytes < 0 || c.PullTimeout < 0:
+	case c.MaxBytes < 0 || c.PullTimeout < 0 || c.MaxTenantBytes < 0:
 		return fault.New(fault.Invalid, "limits of images cannot be negative")
 	case strings.Count(c.Platform, "/") != 1:
 		return fault.New(fault.Invalid, "the platform of images is written os/arch, not %q", c.Platform)
@@ -116,6 +118,8 @@ type Service struct {
 	imports map[string]int     // how many, by tenant
 	locks   map[string]*keyLock
 
+	arrivals map[string]map[string]arrival // by tenant and layer; where tenants have a bound
+
 	coming  sync.RWMutex // read-held by whoever has layers that no template needs yet, held while layers are removed
 	unswept atomic.Bool  // somebody wanted layers removed meanwhile
 
@@ -143,7 +147,8 @@ func Open(cfg Config, imager sandbox.Imager, t Templates, d Documents, log *slog
 	s := &Service{
 		cfg: cfg, imager: imager, templates: t, documents: d, log: log, patterns: patterns, network: network, life: life, close: cancel,
 		pulls: map[string]*flight{}, blobs: map[string]*flight{}, pulling: map[string]int{}, imports: map[string]int{}, locks: map[string]*keyLock{},
-		pause: backoff, stall: 30 * time.Second,
+		arrivals: map[string]map[string]arrival{},
+		pause:    backoff, stall: 30 * time.Second,
 	}
 	for _, dir := range []string{s.blobDir(), s.tempDir()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {

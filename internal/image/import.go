@@ -321,7 +321,7 @@ func (s *Service) importLayer(ctx context.Context, tenant, what string, a *archi
 		defer os.Remove(blob.Name())
 		defer blob.Close()
 	}
-	if got, err = s.take(ctx, tenant, what, l.diff, blob); err != nil {
+	if got, err = s.take(ctx, tenant, what, l, blob); err != nil {
 		return sandbox.Layer{}, fmt.Errorf("layer %s: %w", l.diff, err)
 	}
 	tell(template.PullProgress{Step: template.PullDone, Layer: l.diff, Done: l.blob.Size, Total: l.blob.Size})

@@ -32,6 +32,7 @@ const parallel = 3
 type layer struct {
 	blob v1.Descriptor
 	diff string
+	of   string // the template that will have it
 }
 
 // layers brings in what is missing of an image and returns what all of it has, in bytes.
@@ -63,7 +64,7 @@ hand:
 		}
 		seen[b.diffs[i]] = true
 		select {
-		case todo <- layer{blob, b.diffs[i]}:
+		case todo <- layer{blob, b.diffs[i], b.add.Name}:
 		case <-ctx.Done():
 			break hand
 		}
@@ -103,34 +104,45 @@ func (s *Service) known(ctx context.Context, tenant, diff string) (sandbox.Layer
 // take unpacks a layer that the tenant has the bytes of and notes that it has had them. The bytes are looked at here before: a
 // manifest can claim that any blob is any layer, so that a tenant with a wrong one would get another's; and what unpacks
 // them is not believed what they are, since they may have taken it over.
-func (s *Service) take(ctx context.Context, tenant, what, diff string, blob *os.File) (sandbox.Layer, error) {
-	free, err := s.lock(ctx, "layer "+diff)
+func (s *Service) take(ctx context.Context, tenant, what string, l layer, blob *os.File) (sandbox.Layer, error) {
+	free, err := s.lock(ctx, "layer "+l.diff)
 	if err != nil {
 		return sandbox.Layer{}, err
 	}
 	defer free()
-	got, err := s.unpack(ctx, what, diff, blob)
+	got, err := s.unpack(ctx, tenant, what, l, blob)
 	if err != nil {
 		return sandbox.Layer{}, layerFailure(what, err)
 	}
-	return got, s.documents.PutDocument(ctx, tenant, kindLayer, diff, []byte("{}"))
+	return got, s.documents.PutDocument(ctx, tenant, kindLayer, l.diff, []byte("{}"))
 }
 
-func (s *Service) unpack(ctx context.Context, what, diff string, blob *os.File) (sandbox.Layer, error) {
+func (s *Service) unpack(ctx context.Context, tenant, what string, l layer, blob *os.File) (sandbox.Layer, error) {
 	if _, err := blob.Seek(0, io.SeekStart); err != nil {
 		return sandbox.Layer{}, err
 	}
-	if err := s.checkDiff(ctx, what, diff, blob); err != nil {
+	plain, err := s.checkDiff(ctx, what, l.diff, blob)
+	if err != nil {
 		return sandbox.Layer{}, err
 	}
-	there, err := s.imager.Layers(ctx, []string{diff})
+	there, err := s.imager.Layers(ctx, []string{l.diff})
 	if err != nil || len(there) > 0 {
 		return append(there, sandbox.Layer{})[0], err
 	}
 	if _, err := blob.Seek(0, io.SeekStart); err != nil {
 		return sandbox.Layer{}, err
 	}
-	return s.imager.Unpack(ctx, sandbox.LayerRequest{DiffID: diff, MaxBytes: s.cfg.MaxBytes}, blob)
+	most := s.cfg.MaxBytes
+	if s.cfg.MaxTenantBytes > 0 { // no more than was reserved: files with holes can have more than their archive
+		most = min(most, plain)
+	}
+	settle, err := s.reserve(ctx, tenant, what, l.diff, most)
+	if err != nil {
+		return sandbox.Layer{}, err
+	}
+	got, err := s.imager.Unpack(ctx, sandbox.LayerRequest{DiffID: l.diff, MaxBytes: most, For: sandbox.ImageRequest{Tenant: tenant, Name: l.of}.Claim()}, blob)
+	settle(err == nil)
+	return got, err
 }
 
 // layerFailure names the image that a driver's failure is about.
@@ -142,26 +154,26 @@ func layerFailure(what string, err error) error {
 	return err
 }
 
-// checkDiff reads a layer to see that it has its digest without compression.
-func (s *Service) checkDiff(ctx context.Context, what, diff string, blob io.Reader) error {
+// checkDiff reads a layer to see that it has its digest without compression, and how long it is then.
+func (s *Service) checkDiff(ctx context.Context, what, diff string, blob io.Reader) (int64, error) {
 	plain, end, err := decompress(&interruptible{ctx, blob})
 	if err != nil {
-		return fault.Wrap(fault.Invalid, err, "it is not compressed in a way that is known")
+		return 0, fault.Wrap(fault.Invalid, err, "it is not compressed in a way that is known")
 	}
 	defer end()
 	sum := sha256.New()
 	n, err := io.Copy(sum, io.LimitReader(plain, archiveBytes(s.cfg.MaxBytes)+1))
 	switch {
 	case ctx.Err() != nil:
-		return ctx.Err()
+		return 0, ctx.Err()
 	case err != nil:
-		return fault.Wrap(fault.Invalid, err, "its compression is damaged")
+		return 0, fault.Wrap(fault.Invalid, err, "its compression is damaged")
 	case n > archiveBytes(s.cfg.MaxBytes):
-		return tooLarge(what, s.cfg.MaxBytes)
+		return 0, tooLarge(what, s.cfg.MaxBytes)
 	case "sha256:"+hex.EncodeToString(sum.Sum(nil)) != diff:
-		return fault.New(fault.Invalid, "it does not have the digest that the image's configuration gives it")
+		return 0, fault.New(fault.Invalid, "it does not have the digest that the image's configuration gives it")
 	}
-	return nil
+	return n, nil
 }
 
 // archiveBytes is how long a tar may be whose files have so many bytes: headers and padding come on top.
@@ -235,7 +247,7 @@ func (s *Service) bring(ctx context.Context, tenant, what string, from []*source
 	}
 	defer blob.Close()
 	f.tell(template.PullProgress{Step: template.PullUnpack, Layer: name, Total: l.blob.Size})
-	got, err := s.take(ctx, tenant, what, l.diff, blob)
+	got, err := s.take(ctx, tenant, what, l, blob)
 	if err != nil {
 		if ctx.Err() == nil && !fault.Is(err, fault.Unavailable) {
 			os.Remove(blob.Name()) // what is complete and of no use

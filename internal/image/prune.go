@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
@@ -12,40 +13,42 @@ import (
 )
 
 // Prune removes the tenant's images that no name stands for, and then the layers that nobody needs. While a pull goes on,
-// layers wait for its end, and freed is zero.
+// layers of images wait for its end, and freed is what builds had.
 func (s *Service) Prune(ctx context.Context, tenant string) (freed int64, removed []string, err error) {
 	if err := s.canImage(); err != nil {
 		return 0, nil, err
 	}
-	removed, err = s.pruneNames(ctx, tenant)
+	freed, removed, err = s.pruneNames(ctx, tenant)
 	if err != nil {
-		return 0, removed, err
+		return freed, removed, err
 	}
-	if freed, err = s.pruneLayers(ctx); err != nil {
+	layers, err := s.pruneLayers(ctx)
+	freed += layers
+	if err != nil {
 		return freed, removed, err
 	}
 	return freed, removed, s.forgetLayers(ctx, tenant)
 }
 
 // pruneNames removes templates without a name and names without a template.
-func (s *Service) pruneNames(ctx context.Context, tenant string) (removed []string, err error) {
+func (s *Service) pruneNames(ctx context.Context, tenant string) (freed int64, removed []string, err error) {
 	free, err := s.lockNames(ctx, tenant)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	defer free()
-	if removed, err = s.pruneTemplates(ctx, tenant); err != nil {
-		return removed, err
+	if freed, removed, err = s.pruneTemplates(ctx, tenant); err != nil {
+		return freed, removed, err
 	}
-	return removed, s.forgetNames(ctx, tenant)
+	return freed, removed, s.forgetNames(ctx, tenant)
 }
 
 // pruneTemplates goes round until nothing changes: a template that others are made from can be removed once they are gone. The
 // caller has locked the names.
-func (s *Service) pruneTemplates(ctx context.Context, tenant string) (removed []string, err error) {
+func (s *Service) pruneTemplates(ctx context.Context, tenant string) (freed int64, removed []string, err error) {
 	named, err := s.named(ctx, tenant)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	for again := true; again; {
 		again = false
@@ -56,13 +59,13 @@ func (s *Service) pruneTemplates(ctx context.Context, tenant string) (removed []
 			err := s.templates.RemoveTemplate(ctx, tenant, t.Name)
 			switch {
 			case err == nil:
-				removed, again = append(removed, t.Name), true
+				freed, removed, again = freed+t.Bytes, append(removed, t.Name), true
 			case !fault.Is(err, fault.Conflict) && !fault.Is(err, fault.NotFound):
-				return removed, err
+				return freed, removed, err
 			}
 		}
 	}
-	return removed, nil
+	return freed, removed, nil
 }
 
 // forgetNames drops names whose templates are gone. The caller has locked the names.
@@ -107,7 +110,11 @@ func (s *Service) pruneLayers(ctx context.Context) (int64, error) {
 		return 0, nil
 	}
 	defer s.coming.Unlock()
-	return s.imager.PruneLayers(ctx)
+	freed, err := s.imager.PruneLayers(ctx)
+	if err == nil {
+		s.forgetArrivals(time.Now())
+	}
+	return freed, err
 }
 
 // forgetLayers drops notes about layers that are not there any more: whoever wants one again downloads it again anyway.

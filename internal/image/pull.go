@@ -44,7 +44,7 @@ func (s *Service) Ensure(ctx context.Context, tenant string, r template.PullRequ
 	if err != nil && !fault.Is(err, fault.NotFound) {
 		return nil, err
 	}
-	if name := s.mapped(r.Reference, ref); name != "" && known == nil {
+	if name := s.mapped(r.Reference, ref); name != "" && known == nil && !r.Unmapped {
 		if t, err := s.templates.Resolve(ctx, tenant, name); !fault.Is(err, fault.NotFound) {
 			return t, err
 		}
@@ -149,6 +149,9 @@ func (s *Service) perform(ctx context.Context, f *flight, tenant string, ref ref
 		return e, err
 	}
 	if err := s.fits(what, b.layers); err != nil {
+		return nil, err
+	}
+	if err := s.admit(ctx, tenant, what, b); err != nil {
 		return nil, err
 	}
 	bytes, err := s.layers(ctx, tenant, what, b, s.bringer(tenant, what, sources, f.tell))

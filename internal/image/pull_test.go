@@ -130,6 +130,18 @@ func TestEnsureWithoutRegistry(t *testing.T) {
 	wantKind(t, err, fault.Invalid, "os/arch")
 }
 
+func TestAnImageItselfCanBeHadWhateverIsMapped(t *testing.T) {
+	p := newPlace(t)
+	ref := p.push(t, "a:1", newImage(t, 1, 1000))
+	w := open(t, func(c *image.Config) { c.Map = map[string]string{ref: "base"} })
+	for _, unmapped := range []bool{false, true} {
+		got, err := w.Ensure(t.Context(), acme, template.PullRequest{Reference: ref, Unmapped: unmapped})
+		if err != nil || (got.Image != nil) != unmapped {
+			t.Errorf("%v: %+v, %v", unmapped, got, err)
+		}
+	}
+}
+
 func TestDriverWithoutImages(t *testing.T) {
 	w := open(t, nil)
 	s, err := image.Open(image.Config{Dir: t.TempDir()}, nil, w.driver, w.store, discard)

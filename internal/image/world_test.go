@@ -232,6 +232,8 @@ type fakeImager struct {
 	onUnpack  func(context.Context, sandbox.LayerRequest) error
 	onAdd     func() // when a template has been made
 	blind     bool   // the server cannot read what tenants have
+	bytes     map[string]int64
+	peak      int64 // the most bytes of layers that were there at once
 }
 
 func newFakeImager() *fakeImager {
@@ -283,6 +285,7 @@ func (d *fakeImager) Unpack(ctx context.Context, req sandbox.LayerRequest, blob 
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.layers[req.DiffID] = l
+	d.peak = max(d.peak, d.sum())
 	return l, nil
 }
 
@@ -329,7 +332,7 @@ func (d *fakeImager) List(tenant string) (all []template.Info) {
 	defer d.mu.Unlock()
 	for _, t := range d.templates {
 		if t.Tenant == "" || t.Tenant == tenant {
-			all = append(all, template.Info{Name: t.Name, Tenant: t.Tenant, Digest: t.Digest})
+			all = append(all, template.Info{Name: t.Name, Tenant: t.Tenant, Digest: t.Digest, Bytes: d.bytes[t.Name]})
 		}
 	}
 	return all
@@ -357,6 +360,20 @@ func (d *fakeImager) RemoveTemplate(_ context.Context, tenant, name string) erro
 	}
 	delete(d.templates, tenant+"/"+name)
 	return nil
+}
+
+// sum is what all layers have; mu is held.
+func (d *fakeImager) sum() (bytes int64) {
+	for _, l := range d.layers {
+		bytes += l.Bytes
+	}
+	return bytes
+}
+
+func (d *fakeImager) most() int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.peak
 }
 
 func (d *fakeImager) count() int {

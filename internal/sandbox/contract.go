@@ -145,6 +145,7 @@ type SnapshotRequest struct {
 	Env         map[string]string // above the template's own
 	User        string            // empty, like Workdir: the template's
 	Workdir     string
+	Sudo        bool // its user may become root, whatever the template says
 }
 
 // Driver gives the domain a place to run. Every method is safe for concurrent use; Stop is idempotent.

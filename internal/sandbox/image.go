@@ -26,6 +26,7 @@ type LayerRequest struct {
 	DiffID   string // sha256:… of the tar without compression
 	MaxBytes int64  // of all its files together; zero: the driver's own bound
 	MaxFiles int
+	For      string // template of the image that will need it, see ImageRequest.Claim; the layer is kept until that is there
 }
 
 // Layer is one that is unpacked.
@@ -46,10 +47,13 @@ type ImageRequest struct {
 	Workdir     string // empty: /
 }
 
+// Claim is what layers are unpacked for.
+func (r ImageRequest) Claim() string { return r.Tenant + "/" + r.Name }
+
 // Mount is a place outside of a sandbox that is seen inside it.
 type Mount struct {
 	Kind     MountKind `json:"kind"`
-	Source   string    `json:"source"`             // a host path that the operator allows, or the name of a volume of the tenant's
+	Source   string    `json:"source"`             // a host path that the operator allows, the name of a volume of the tenant's, or of a directory of datasets
 	SubPath  string    `json:"sub_path,omitempty"` // below the source
 	Target   string    `json:"target"`             // absolute, inside
 	ReadOnly bool      `json:"read_only,omitempty"`
@@ -63,4 +67,5 @@ type MountKind string
 const (
 	MountHost   MountKind = "host"
 	MountVolume MountKind = "volume"
+	MountData   MountKind = "data" // a directory of datasets that the server keeps; no dialect takes it from a caller
 )

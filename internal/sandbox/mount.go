@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"path"
+	"regexp"
 	"strings"
 	"unicode/utf8"
 
@@ -53,11 +54,25 @@ func (m Mount) check() error {
 		if err := CheckVolumeName(m.Source); err != nil {
 			return err
 		}
+	case MountData:
+		if err := m.checkData(); err != nil {
+			return err
+		}
 	default:
 		return fault.New(fault.Invalid, "unknown kind of mount %.40q: use %s or %s", m.Kind, MountHost, MountVolume)
 	}
 	if m.SubPath != "" && (!plainPath("/"+m.SubPath) || len(m.SubPath) > maxSource) {
 		return fault.New(fault.Invalid, "the sub path %.100q is not a plain relative path", m.SubPath)
+	}
+	return nil
+}
+
+var dataName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
+
+// checkData holds what is said of datasets to what the server says itself: one directory, whole and read-only.
+func (m Mount) checkData() error {
+	if !dataName.MatchString(m.Source) || !m.ReadOnly || m.Create || m.SubPath != "" {
+		return fault.New(fault.Invalid, "the directory of datasets %.100q is mounted whole and read-only, by a name of letters, digits, '_' and '-'", m.Source)
 	}
 	return nil
 }

@@ -101,6 +101,9 @@ func TestCheckMounts(t *testing.T) {
 	host := func(source, target string) sandbox.Mount {
 		return sandbox.Mount{Kind: sandbox.MountHost, Source: source, Target: target}
 	}
+	data := func(source string) sandbox.Mount {
+		return sandbox.Mount{Kind: sandbox.MountData, Source: source, Target: "/datasets", ReadOnly: true}
+	}
 	for claim, mounts := range map[string][]sandbox.Mount{
 		"no kind":                      {{Source: "/a", Target: "/b"}},
 		"no target":                    {host("/a", "")},
@@ -125,6 +128,10 @@ func TestCheckMounts(t *testing.T) {
 		"an absolute sub path":         {{Kind: sandbox.MountVolume, Source: "a", SubPath: "/x", Target: "/b"}},
 		"a sub path with dots":         {{Kind: sandbox.MountVolume, Source: "a", SubPath: "x/./y", Target: "/b"}},
 		"a sub path that is not UTF-8": {{Kind: sandbox.MountVolume, Source: "a", SubPath: "\xff", Target: "/b"}},
+		"datasets that are a path":     {data("../x")},
+		"datasets without a name":      {data("")},
+		"datasets to write":            {{Kind: sandbox.MountData, Source: "a", Target: "/b"}},
+		"a part of datasets":           {{Kind: sandbox.MountData, Source: "a", SubPath: "x", Target: "/b", ReadOnly: true}},
 		"one target twice":             {host("/a", "/b"), host("/c", "/b")},
 		"one in another":               {host("/a", "/b/c"), host("/c", "/b")},
 		"too many":                     make([]sandbox.Mount, 17),
@@ -133,7 +140,7 @@ func TestCheckMounts(t *testing.T) {
 			t.Errorf("%s: %v", claim, err)
 		}
 	}
-	good := []sandbox.Mount{host("/", "/host"), host("/a", "/b"), host("/a", "/bc"), host("/a b/ü", "/run/x"), host("/a", "/process"), {Kind: sandbox.MountVolume, Source: "A.b-c_1", SubPath: "x/..y", Target: "/root"}}
+	good := []sandbox.Mount{host("/", "/host"), host("/a", "/b"), host("/a", "/bc"), host("/a b/ü", "/run/x"), host("/a", "/process"), data("ses_1-A"), {Kind: sandbox.MountVolume, Source: "A.b-c_1", SubPath: "x/..y", Target: "/root"}}
 	if err := sandbox.CheckMounts(good); err != nil {
 		t.Error(err)
 	}

@@ -13,6 +13,7 @@ type RunKind string
 const (
 	RunCell    RunKind = "cell"
 	RunCommand RunKind = "command"
+	RunSnippet RunKind = "snippet" // code in a fresh process
 )
 
 // Observer hears what the Manager does as it happens. Its methods return at once and are safe for concurrent use.

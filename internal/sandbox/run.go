@@ -130,12 +130,12 @@ func (m *Manager) Exec(ctx context.Context, p auth.Principal, id string, params 
 		return nil, err
 	}
 	defer m.release(e)
-	sb, begun := e.snapshot(), time.Now()
-	m.observer.RunStarted(sb, RunCommand)
+	sb, kind, begun := e.snapshot(), ExecKind(params), time.Now()
+	m.observer.RunStarted(sb, kind)
 	var outcome atomic.Value // of agentapi.Outcome; nothing when the caller left before the end
 	ended := sync.OnceFunc(func() {
 		o, _ := outcome.Load().(agentapi.Outcome)
-		m.observer.RunEnded(sb, RunCommand, o, time.Since(begun))
+		m.observer.RunEnded(sb, kind, o, time.Since(begun))
 	})
 	stream, err := m.client(e, ended).Exec(ctx, params)
 	if err != nil {
@@ -144,6 +144,14 @@ func (m *Manager) Exec(ctx context.Context, p auth.Principal, id string, params 
 	}
 	stream.OnEnd(func(end agentapi.End) { outcome.Store(end.Outcome) })
 	return stream, nil
+}
+
+// ExecKind is what an Exec with these is.
+func ExecKind(params agentapi.ExecParams) RunKind {
+	if params.Snippet != nil {
+		return RunSnippet
+	}
+	return RunCommand
 }
 
 func checkExec(params agentapi.ExecParams) error {
@@ -207,6 +215,21 @@ func (m *Manager) RestartKernel(ctx context.Context, p auth.Principal, id, name 
 			return agentapi.Kernel{}, err
 		}
 		return m.makeKernel(ctx, m.client(e, nil), e.id, m.like(old, name))
+	})
+}
+
+// MoveKernel gives a kernel another working directory, which also the kernel has that takes its place one day. One that is
+// not there is made.
+func (m *Manager) MoveKernel(ctx context.Context, p auth.Principal, id, name, cwd string) (agentapi.Kernel, error) {
+	return m.kernel(ctx, p, id, name, func(e *entry) (agentapi.Kernel, error) {
+		old, err := m.findKernel(ctx, e, name)
+		if err != nil {
+			return agentapi.Kernel{}, err
+		}
+		if old == nil || old.State == agentapi.KernelDead {
+			return m.makeKernel(ctx, m.client(e, nil), e.id, agentapi.KernelStartParams{Kernel: name, Language: kernelLanguage, Cwd: cwd})
+		}
+		return moveKernel(ctx, m.client(e, nil), name, cwd)
 	})
 }
 

@@ -42,6 +42,7 @@ type SnapshotSpec struct {
 	Name, Description string
 	Env               map[string]string // above the template's own
 	User, Workdir     string            // empty: the template's
+	Sudo              bool              // its user may become root, whatever the template says
 }
 
 // Snapshot makes a template of a sandbox's files, which belongs to the caller's tenant. The sandbox goes on; a paused one
@@ -78,7 +79,7 @@ func (m *Manager) SnapshotAs(ctx context.Context, p auth.Principal, id string, s
 	ctx, cancel := context.WithTimeout(ctx, snapshotFor)
 	defer cancel()
 	t, err := m.driver.Snapshot(ctx, SnapshotRequest{
-		ID: id, Tenant: p.Tenant, Name: name, Description: description, Env: spec.Env, User: spec.User, Workdir: spec.Workdir,
+		ID: id, Tenant: p.Tenant, Name: name, Description: description, Env: spec.Env, User: spec.User, Workdir: spec.Workdir, Sudo: spec.Sudo,
 	})
 	if err != nil {
 		return nil, m.whyGone(ctx, e, fmt.Errorf("snapshot of sandbox %s: %w", id, err))

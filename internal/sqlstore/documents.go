@@ -19,6 +19,7 @@ const (
 		ON CONFLICT (tenant, kind, id) DO UPDATE SET body = ?4, updated = ?5`
 	documentQuery       = `SELECT id, body, created, updated FROM documents WHERE tenant = ?1 AND kind = ?2 AND id = ?3`
 	documentsQuery      = `SELECT id, body, created, updated FROM documents WHERE tenant = ?1 AND kind = ?2 ORDER BY created, id`
+	ownersQuery         = `SELECT DISTINCT tenant FROM documents WHERE kind = ?1 ORDER BY tenant`
 	deleteDocumentQuery = `DELETE FROM documents WHERE tenant = ?1 AND kind = ?2 AND id = ?3`
 )
 
@@ -67,6 +68,21 @@ func (s *Store) Documents(ctx context.Context, tenant, kind string) ([]sandbox.D
 		return nil, fmt.Errorf("list documents: %w", err)
 	}
 	return docs, nil
+}
+
+// DocumentOwners are the tenants that have documents of a kind.
+func (s *Store) DocumentOwners(ctx context.Context, kind string) ([]string, error) {
+	var tenants []string
+	err := s.query(ctx, ownersQuery, []any{kind}, func(rows *sql.Rows) error {
+		var tenant string
+		err := rows.Scan(&tenant)
+		tenants = append(tenants, tenant)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list owners of documents: %w", err)
+	}
+	return tenants, nil
 }
 
 // DeleteDocument removes a document; one that is not there is fault.NotFound.

@@ -1,6 +1,7 @@
 package telemetry_test
 
 import (
+	"context"
 	"encoding/json"
 	"net/http/httptest"
 	"os"
@@ -29,6 +30,7 @@ func everything(t *testing.T) string {
 	t.Helper()
 	o := telemetry.New(quiet)
 	o.Watch(sources())
+	o.WatchSessions(func(context.Context) (map[string]int, error) { return map[string]int{"running": 1}, nil })
 	sb := sandbox.Sandbox{ID: "a", Template: "python", Cause: sandbox.CauseKilled}
 	o.Created(sb, 1, nil)
 	o.Ended(sb)
@@ -213,7 +215,7 @@ func TestPanelsDoNotOverlapAndHaveNumbersOfTheirOwn(t *testing.T) {
 			rows = append(rows, p.Title)
 		}
 	}
-	want := []string{"Overview", "Creates", "Runs", "Live sandboxes", "Pools and zygotes", "Forks", "Pauses", "Errors and requests", "Host"}
+	want := []string{"Overview", "Creates", "Runs", "Live sandboxes", "Pools and zygotes", "Forks", "Pauses", "Sessions and what they leave", "Errors and requests", "Host"}
 	if !slices.Equal(rows, want) {
 		t.Errorf("rows %q, want %q", rows, want)
 	}

@@ -11,13 +11,17 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 )
 
 // The Prometheus text format is a few lines per metric: that is less code than the client library brings modules.
 
-// family writes one metric, or several that are read together, with all their labels.
+// family is one metric, or several that are read together, with all their labels: as Prometheus reads it and as OTLP
+// sends it.
 type family interface {
 	write(w *bufio.Writer)
+	data(now time.Time) []metricdata.Metrics
 }
 
 type families struct{ list []family }
@@ -115,13 +119,19 @@ func (r *reading) set(name string, v float64, values ...string) {
 	r.values[name][labelsOf(values)] += v
 }
 
+// now asks for all of them.
+func (g *gauges) now() map[string]map[labels]float64 {
+	r := reading{map[string]map[labels]float64{}}
+	g.read(&r)
+	return r.values
+}
+
 func (g *gauges) write(w *bufio.Writer) {
-	now := reading{map[string]map[labels]float64{}}
-	g.read(&now)
+	now := g.now()
 	for i := range g.list {
 		d := &g.list[i]
 		d.head(w)
-		series := now.values[d.name]
+		series := now[d.name]
 		for _, l := range slices.SortedFunc(maps.Keys(series), compareLabels) {
 			d.line(w, "", l, "", number(series[l]))
 		}
@@ -154,10 +164,14 @@ func (c *counter) add(n uint64, values ...string) {
 	c.values[l] += n
 }
 
-func (c *counter) write(w *bufio.Writer) {
+func (c *counter) now() map[labels]uint64 {
 	c.mu.Lock()
-	now := maps.Clone(c.values)
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.values)
+}
+
+func (c *counter) write(w *bufio.Writer) {
+	now := c.now()
 	c.head(w)
 	for _, l := range slices.SortedFunc(maps.Keys(now), compareLabels) {
 		c.line(w, "", l, "", strconv.FormatUint(now[l], 10))

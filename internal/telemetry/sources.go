@@ -30,7 +30,10 @@ type Maker struct {
 	Slots      int // uid ranges and addresses that are in use
 	FDs        int
 	Goroutines int
-	Zygotes    []Zygote
+	// Of all sandboxes together, zygotes and those that have ended included.
+	CPUSeconds  float64
+	MemoryBytes int64
+	Zygotes     []Zygote
 }
 
 // Zygote is one process that kernels are forked from.
@@ -77,6 +80,8 @@ var makerMetrics = []desc{
 	{name: "cove_maker_slots", help: "Uid ranges and addresses in use, pooled sandboxes included."},
 	{name: "cove_maker_open_fds", help: "File descriptors of the maker."},
 	{name: "cove_maker_goroutines", help: "Goroutines of the maker."},
+	{name: "cove_sandboxes_cpu_seconds_total", kind: typeCounter, help: "CPU time of all sandboxes since the maker began, zygotes included."},
+	{name: "cove_sandboxes_memory_bytes", help: "Memory of all sandboxes, zygotes and page cache included."},
 	{name: "cove_pool_sandboxes", help: "Sandboxes made ahead that wait for a create."},
 	{name: "cove_zygotes", help: "Processes that kernels are forked from.", labels: []string{"template"}},
 	{name: "cove_zygote_children", help: "Living children of zygotes.", labels: []string{"template"}},
@@ -99,6 +104,8 @@ func (o *Observer) maker(r *reading, ask func(context.Context) (Maker, error)) {
 	r.set("cove_maker_slots", float64(m.Slots))
 	r.set("cove_maker_open_fds", float64(m.FDs))
 	r.set("cove_maker_goroutines", float64(m.Goroutines))
+	r.set("cove_sandboxes_cpu_seconds_total", m.CPUSeconds)
+	r.set("cove_sandboxes_memory_bytes", float64(m.MemoryBytes))
 	r.set("cove_pool_sandboxes", float64(m.Pooled))
 	for _, z := range m.Zygotes {
 		name := o.template(z.Template)

@@ -6,8 +6,6 @@ import (
 	"maps"
 	"net/http"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -23,7 +21,8 @@ import (
 )
 
 // What a span may say is decided here: ids, names, counts, kinds and times. Code, commands, output, environments, file
-// names and metadata are the caller's and never enter one.
+// names and metadata are the caller's and never enter one; the beginning of what a run wrote to stderr does where an
+// operator asked for it.
 const (
 	keyFault    = attribute.Key("error.type") // a fault's kind, or a run's outcome
 	keyRequest  = attribute.Key("cove.request")
@@ -35,19 +34,10 @@ const (
 	keyCount    = attribute.Key("cove.fork.count")
 	keyStall    = attribute.Key("cove.fork.stall_ms")
 	keyMemory   = attribute.Key("cove.fork.memory_bytes")
-	keyKind     = attribute.Key("cove.run.kind")
-	keyLanguage = attribute.Key("cove.run.language")
-	keyOutcome  = attribute.Key("cove.run.outcome")
-	keyExitCode = attribute.Key("cove.run.exit_code")
-	keyDuration = attribute.Key("cove.run.duration_ms")
-	keyCPU      = attribute.Key("cove.run.cpu_ms")
 	keyMethod   = attribute.Key("http.request.method")
 	keyRoute    = attribute.Key("http.route")
 	keyStatus   = attribute.Key("http.response.status_code")
 )
-
-// cellLanguage is what every kernel speaks.
-const cellLanguage = "python"
 
 // w3c reads and writes traceparent and tracestate. Baggage is not for us: it would carry what others say into spans.
 var w3c propagation.TraceContext
@@ -55,24 +45,40 @@ var w3c propagation.TraceContext
 // asked is in the context of a request that came with a traceparent of its own.
 type asked struct{}
 
-// Handler makes a span of every request, below the caller's if it sent one. Observer.Served completes it.
+// Handler makes a span of every request, below the caller's if it sent one. Observer.Served completes it. A nil Tracing only
+// remembers the caller's, for what runs inside.
 func (t *Tracing) Handler(next http.Handler) http.Handler {
 	if t == nil {
-		return next
+		return passing(next)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if forMachines(r.URL.Path) {
 			next.ServeHTTP(w, r)
 			return
 		}
-		ctx := w3c.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
-		if trace.SpanContextFromContext(ctx).IsRemote() {
-			ctx = context.WithValue(ctx, asked{}, true)
-		}
+		ctx := callers(r)
 		method := methodOf(r)
 		ctx, span := t.tracer.Start(ctx, method, trace.WithSpanKind(trace.SpanKindServer), trace.WithAttributes(keyMethod.String(method)))
 		defer span.End()
 		next.ServeHTTP(w, r.WithContext(ctx))
+	})
+}
+
+// callers is the context of a request with the span of its caller, if it sent one.
+func callers(r *http.Request) context.Context {
+	ctx := w3c.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
+	if trace.SpanContextFromContext(ctx).IsRemote() {
+		ctx = context.WithValue(ctx, asked{}, true)
+	}
+	return ctx
+}
+
+func passing(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Traceparent") != "" {
+			r = r.WithContext(callers(r))
+		}
+		next.ServeHTTP(w, r)
 	})
 }
 
@@ -133,11 +139,15 @@ func fail(span trace.Span, err error) {
 // Manager is a sandbox.Manager whose work for callers shows in traces.
 type Manager struct {
 	*sandbox.Manager
-	tracer trace.Tracer
+	tracer  trace.Tracer
+	driver  string
+	capture bool
 }
 
-// Manager wraps m.
-func (t *Tracing) Manager(m *sandbox.Manager) *Manager { return &Manager{m, t.tracer} }
+// Manager wraps m. With capture, spans of runs hold the beginning of what was written to stderr.
+func (t *Tracing) Manager(m *sandbox.Manager, capture bool) *Manager {
+	return &Manager{m, t.tracer, m.Caps().Name, capture}
+}
 
 // start begins a span for what a caller asks of a sandbox; the id is empty for one that is not there yet.
 func (m *Manager) start(ctx context.Context, name string, p auth.Principal, id string) (context.Context, trace.Span) {
@@ -225,44 +235,21 @@ func (m *Manager) Kill(ctx context.Context, p auth.Principal, id string) (sandbo
 	return sb, err
 }
 
-// Run is sandbox.exec of a cell; it lasts until the caller has read its end.
-func (m *Manager) Run(ctx context.Context, p auth.Principal, id string, params agentapi.RunParams) iter.Seq2[agentapi.Event, error] {
-	return func(yield func(agentapi.Event, error) bool) {
-		ctx, span := m.start(ctx, "sandbox.exec", p, id)
-		run := newRunSpan(span, sandbox.RunCell)
-		defer run.close()
-		span.SetAttributes(keyLanguage.String(cellLanguage))
-		params.Env = withParent(ctx, params.Env)
-		for event, err := range m.Manager.Run(ctx, p, id, params) {
-			if err != nil {
-				run.fail(err)
-			}
-			if event.Type == agentapi.EventEnd && event.End != nil {
-				run.end(*event.End)
-			}
-			if !yield(event, err) {
-				return
-			}
-		}
-	}
+// Passing is a sandbox.Manager that makes no spans, and tells what runs inside the span of its caller all the same.
+type Passing struct{ *sandbox.Manager }
+
+// Run tells a cell.
+func (m Passing) Run(ctx context.Context, p auth.Principal, id string, params agentapi.RunParams) iter.Seq2[agentapi.Event, error] {
+	params.Env = withParent(ctx, params.Env)
+	return m.Manager.Run(ctx, p, id, params)
 }
 
-// Exec is sandbox.exec of a command; it lasts until the stream is closed.
-func (m *Manager) Exec(ctx context.Context, p auth.Principal, id string, params agentapi.ExecParams) (*agentapi.Stream, error) {
-	ctx, span := m.start(ctx, "sandbox.exec", p, id)
-	run := newRunSpan(span, sandbox.RunCommand)
+// Exec tells a command, unless its environment is to be clean.
+func (m Passing) Exec(ctx context.Context, p auth.Principal, id string, params agentapi.ExecParams) (*agentapi.Stream, error) {
 	if !params.CleanEnv {
 		params.Env = withParent(ctx, params.Env)
 	}
-	stream, err := m.Manager.Exec(ctx, p, id, params)
-	if err != nil {
-		run.fail(err)
-		run.close()
-		return nil, err
-	}
-	stream.OnEnd(run.end)
-	stream.OnClose(run.close)
-	return stream, nil
+	return m.Manager.Exec(ctx, p, id, params)
 }
 
 // withParent tells what runs inside the span that it belongs to, if the caller's request belonged to one: a program
@@ -281,43 +268,4 @@ func withParent(ctx context.Context, env map[string]string) map[string]string {
 		env[strings.ToUpper(name)] = value
 	}
 	return env
-}
-
-// runSpan is the span of one run. What failed is told by its kind only: a sentence about a command may quote it.
-type runSpan struct {
-	span  trace.Span
-	known atomic.Bool // how it ended
-	once  sync.Once
-}
-
-func newRunSpan(span trace.Span, kind sandbox.RunKind) *runSpan {
-	span.SetAttributes(keyKind.String(string(kind)))
-	return &runSpan{span: span}
-}
-
-func (s *runSpan) fail(err error) {
-	s.known.Store(true)
-	s.span.SetStatus(codes.Error, "")
-	s.span.SetAttributes(keyFault.String(string(fault.KindOf(err))))
-}
-
-func (s *runSpan) end(end agentapi.End) {
-	s.known.Store(true)
-	s.span.SetAttributes(keyOutcome.String(string(end.Outcome)), keyExitCode.Int(end.ExitCode),
-		keyDuration.Float64(end.Usage.WallMS), keyCPU.Float64(end.Usage.CPUMS))
-	switch end.Outcome {
-	case agentapi.OutcomeOK, agentapi.OutcomeInterrupted:
-	case agentapi.OutcomeError, agentapi.OutcomeTimeout, agentapi.OutcomeKilled, agentapi.OutcomeOOM, agentapi.OutcomeKernelDied, agentapi.OutcomeRefused:
-		s.span.SetStatus(codes.Error, "")
-		s.span.SetAttributes(keyFault.String(string(end.Outcome)))
-	}
-}
-
-func (s *runSpan) close() {
-	s.once.Do(func() {
-		if !s.known.Load() {
-			s.span.SetAttributes(keyOutcome.String(outcomeLeft))
-		}
-		s.span.End()
-	})
 }

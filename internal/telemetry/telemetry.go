@@ -1,5 +1,5 @@
-// Package telemetry shows an operator what the server does: log lines and Prometheus metrics as a sandbox.Observer, and
-// OpenTelemetry spans around the Manager and its driver. It decides nothing and holds no sandbox's content.
+// Package telemetry shows an operator what the server does: log lines and metrics as a sandbox.Observer, read by Prometheus
+// or sent over OTLP, and OpenTelemetry spans around the Manager and its driver. It decides nothing and holds no sandbox's content.
 package telemetry
 
 import (
@@ -27,6 +27,7 @@ type Observer struct {
 	received, sent           *counter
 	create, fork, stall      *histogram
 	pause, resume, run       *histogram
+	kept                     kept
 	families
 
 	mu   sync.Mutex
@@ -70,13 +71,15 @@ func New(log *slog.Logger) *Observer {
 	o.add(o.created, o.create, o.adopted, o.ended, o.forks, o.children, o.fork, o.stall, o.pauses, o.pause, o.resumes, o.resume,
 		newGauges(o.active, desc{name: "cove_runs_active", help: "Runs that go on now."}),
 		o.runs, o.run, o.requests, o.failures, o.received, o.sent)
+	o.kept = newKept()
+	o.add(o.kept.families()...)
 	o.expect()
 	return o
 }
 
 // expect makes series known before their first time: a rate over one that appears at 1 would miss it.
 func (o *Observer) expect() {
-	for _, kind := range []sandbox.RunKind{sandbox.RunCell, sandbox.RunCommand} {
+	for _, kind := range []sandbox.RunKind{sandbox.RunCell, sandbox.RunCommand, sandbox.RunSnippet} {
 		for _, outcome := range []agentapi.Outcome{
 			agentapi.OutcomeOK, agentapi.OutcomeError, agentapi.OutcomeTimeout, agentapi.OutcomeInterrupted, agentapi.OutcomeKilled,
 			agentapi.OutcomeOOM, agentapi.OutcomeKernelDied, agentapi.OutcomeRefused, outcomeLeft,

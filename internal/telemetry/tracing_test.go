@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/telemetry"
 	"github.com/covehq/cove/internal/telemetry/otlptest"
@@ -31,14 +33,19 @@ func setOTEL(t *testing.T, set map[string]string) {
 	}
 }
 
-func TestWithoutTracingNothingIsWrapped(t *testing.T) {
+func TestS2_64_WithoutTracingNothingIsMade(t *testing.T) {
 	setOTEL(t, nil)
 	off, err := telemetry.OpenTracing(t.Context(), "v1", io.Discard, quiet)
 	if off != nil || err != nil {
 		t.Fatalf("it is on: %v, %v", off, err)
 	}
-	handler, driver, logs := http.NewServeMux(), struct{ sandbox.Driver }{}, slog.DiscardHandler
-	if off.Handler(handler) != http.Handler(handler) || off.Driver(driver) != sandbox.Driver(driver) || off.LogHandler(logs) != logs {
+	driver, logs := struct{ sandbox.Driver }{}, slog.DiscardHandler
+	request(off, telemetry.New(quiet), func(ctx context.Context) {
+		if trace.SpanContextFromContext(ctx).IsValid() {
+			t.Error("there is a span")
+		}
+	})
+	if off.Driver(driver) != sandbox.Driver(driver) || off.LogHandler(logs) != logs {
 		t.Error("a wrapper is in the way although nobody wants traces")
 	}
 	if err := off.Close(); err != nil {

@@ -26,6 +26,7 @@ type PullRequest struct {
 	Password  string
 	Platform  string // os/arch; empty: this host's
 	Refresh   bool   // ask the registry even if the image is here
+	Unmapped  bool   // the image itself, whatever the operator maps its name to
 	Progress  func(PullProgress)
 }
 

@@ -119,6 +119,9 @@ func (s *Store) listSnapshots(dir string) []Info {
 		info := Info{Name: t.Name, Description: t.Description, Digest: t.Digest, Tenant: t.Tenant}
 		if t.Snapshot != nil {
 			info.From, info.Source, info.Created = t.Snapshot.From, SourceSnapshot, t.Snapshot.Created
+			for _, image := range r.Images {
+				info.Bytes += bytesOnDisk(filepath.Join(s.layers(), image))
+			}
 		} else {
 			info.From, info.Source, info.Created = t.Image.Reference, SourceImage, t.Image.Created
 		}
@@ -158,7 +161,8 @@ type NewSnapshot struct {
 	Env         map[string]string // above From's
 	User        string            // empty, like Workdir: From's
 	Workdir     string
-	Above       int // how many disk images lie above From's layers
+	Sudo        bool // its user may become root, also where From's may not
+	Above       int  // how many disk images lie above From's layers
 	// Put makes the file of one image: of those above, uppermost first, and then of From's own.
 	Put func(i int, path string) error
 }
@@ -229,6 +233,7 @@ func (s *Store) derive(n NewSnapshot) *record {
 		maps.Copy(env, n.Env)
 		t.Env, t.User, t.Workdir = env, cmp.Or(n.User, t.User), cmp.Or(n.Workdir, t.Workdir)
 	}
+	t.Sudo = t.Sudo || n.Sudo
 	t.Name, t.Description, t.Tenant, t.Trees = n.Name, n.Description, n.Tenant, slices.Clone(t.Trees)
 	for i, tree := range t.Trees {
 		t.Trees[i].Lower = slices.Concat(own, tree.Lower[gone:])

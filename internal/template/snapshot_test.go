@@ -67,6 +67,11 @@ func TestASnapshotLiesAboveItsTemplate(t *testing.T) {
 	if got := len(one.Images()); got != 2 {
 		t.Errorf("%d images", got)
 	}
+	for _, info := range store.ListFor("acme") { // each for what it alone has: a file takes at least a block
+		if own := map[string]int64{"one": 2, "two": 1}[info.Name]; info.Bytes < own*512 || own == 0 && info.Bytes != 0 {
+			t.Errorf("%s has %d bytes", info.Name, info.Bytes)
+		}
+	}
 	want := []template.Tree{
 		{Target: "/", Lower: slices.Concat(two.Images(), base.Trees[0].Lower)}, {Target: "/usr", Lower: slices.Concat(two.Images(), base.Trees[1].Lower)},
 	}

@@ -57,6 +57,7 @@ type Info struct {
 	Digest      string    `json:"digest,omitempty"` // empty: not built
 	Tenant      string    `json:"tenant,omitempty"` // whose it is; empty: everybody's
 	Created     time.Time `json:"created,omitzero"` // of a snapshot, or an image
+	Bytes       int64     `json:"bytes,omitempty"`  // on disk, of a snapshot: without what it shares with the templates below it
 }
 
 // The kinds of templates, by where they come from.

@@ -27,6 +27,15 @@ func setOpaque(dir string) error {
 	return nil
 }
 
+// bytesOnDisk is what a file takes there; one that is not there takes nothing.
+func bytesOnDisk(path string) int64 {
+	var st unix.Stat_t
+	if unix.Lstat(path, &st) != nil {
+		return 0
+	}
+	return st.Blocks * 512
+}
+
 func isOpaque(dir string) bool {
 	var value [1]byte
 	n, err := unix.Lgetxattr(dir, opaqueMark, value[:])

@@ -656,6 +656,70 @@ class Rich(Claims):
         self.assertEqual(data["application/json"]["k"], [2])
 
 
+class State(Claims):
+    def held(self, code, kernel=None):
+        return (kernel or self.kernel).run(code, state=True)[-1]["end"]["value"]
+
+    def test_the_end_tells_what_is_held_only_when_asked(self):
+        self.assertNotIn("value", self.kernel.run("asked = 1")[-1]["end"])
+        self.assertEqual(self.held("asked")["variables"]["asked"], {"type": "int", "value": "1"})
+
+    def test_only_names_of_the_user_are_told(self):
+        kernel = self.own()
+        self.assertEqual(self.held("", kernel)["variables"], {})
+        self.assertEqual(sorted(self.held("a = 1; _b = 2; import json; In, Out", kernel)["variables"]), ["a", "json"])
+
+    def test_values_of_pythons_own_types_are_written_out_in_bounds(self):
+        kernel = self.own()
+        held = self.held("""
+i, f, c, b, n, s, y, r = 7, 1.5, 1j, True, None, "h\u00e4", b"x", range(3)
+huge, text = 1 << 100000, "x" * 5000
+one, empty, cycle, deep = (1,), set(), [], [[[[[[1]]]]]]
+cycle.append(cycle)
+many = list(range(100000))
+""", kernel)["variables"]
+        self.assertEqual({k: held[k]["value"] for k in "i f c b n s y r one empty huge deep".split()}, {
+            "i": "7", "f": "1.5", "c": "1j", "b": "True", "n": "None", "s": "h\u00e4", "y": "b'x'", "r": "range(0, 3)",
+            "one": "(1,)", "empty": "set()", "huge": "<int of 100001 bits>", "deep": "[[[[[...]]]]]"})
+        self.assertEqual((len(held["text"]["value"]), held["text"]["value"][-3:]), (1000, "..."))
+        self.assertLessEqual(len(held["many"]["value"]), 1000)
+        self.assertLessEqual(len(held["cycle"]["value"]), 1000)
+
+    def test_nothing_of_the_users_runs(self):
+        kernel = self.own()
+        held = self.held("""
+import sys
+ran = []
+class Meta(type):
+    def __getattribute__(cls, name): ran.append(name); return super().__getattribute__(name)
+    def __instancecheck__(cls, value): ran.append("isinstance"); return True
+class Odd(metaclass=Meta):
+    def __getattribute__(self, name): ran.append(name); raise SystemExit
+    def __repr__(self): ran.append("repr"); raise SystemExit
+    __str__ = __len__ = __iter__ = __hash__ = __eq__ = __repr__
+class Mine(dict):
+    def items(self): ran.append("items"); return []
+odd, mine, inside = Odd(), Mine(a=1), [Odd()]
+ndarray = type("ndarray", (), {"shape": property(lambda s: ran.append("shape"))})
+fake = ndarray()
+del ran[:]
+""", kernel)["variables"]
+        self.assertEqual({k: held[k]["value"] for k in ("odd", "mine", "inside", "fake")},
+                         {"odd": "<non-serializable>", "mine": "<non-serializable>", "inside": "[<Odd>]", "fake": "<non-serializable>"})
+        self.assertEqual(held["odd"]["type"], "Odd")
+        self.assertEqual(kernel.value("ran"), "[]")
+
+    def test_many_variables_are_bounded_and_said_to_be(self):
+        kernel = self.own()
+        held = self.held("for i in range(3000): globals()['v%04d' % i] = 'x' * 100", kernel)
+        self.assertTrue(held["truncated"])
+        self.assertLessEqual(len(held["variables"]), 500)
+
+    def test_names_that_are_no_names_are_passed_over(self):
+        kernel = self.own()
+        self.assertEqual(sorted(self.held("class Name(str): pass\nglobals()[7] = globals()[Name('n')] = 1; x = 1", kernel)["variables"]), ["Name", "x"])
+
+
 class WithIPython(Claims):
     def test_displays_are_updated_by_id(self):
         shown = results(self.kernel.run("h = display('a', display_id='d1')\nh.update('b')"))
@@ -796,6 +860,13 @@ class WithIPython(Claims):
         self.assertEqual(results(kernel.run("import io; p.save(io.BytesIO(), 'PNG')", rich=True)), [])
         shown = results(kernel.run("import matplotlib.pyplot as plt; plt.plot([1]); plt.savefig('f.png'); None", rich=True))
         self.assertEqual(len(shown), 1)
+
+    def test_the_shape_of_tables_is_told(self):
+        held = self.kernel.run("import numpy as np, pandas as pd\narr = np.zeros((2, 3), 'int16')\nframe = pd.DataFrame({'a': [1, 2], 'b': [3, 4]})\n"
+                               "column = frame['a']", state=True)[-1]["end"]["value"]["variables"]
+        self.assertEqual({k: held[k] for k in ("arr", "frame", "column")}, {
+            "arr": {"type": "ndarray", "value": "array of shape (2, 3), int16"},
+            "frame": {"type": "DataFrame", "value": "2 rows x 2 columns: a, b"}, "column": {"type": "Series", "value": "2 rows"}})
 
     def test_a_figure_as_value_is_an_image(self):
         shown = results(self.kernel.run("from matplotlib.figure import Figure\nFigure()"))

@@ -68,6 +68,16 @@ class JavaScript(unittest.TestCase):
         self.assertEqual(kernel.value("late"), "9")
         self.assertEqual([e["value"] for e in errors(kernel.run("await Promise.reject(new TypeError('no'))"))], ["no"])
 
+    def test_a_promise_at_the_end_is_what_it_becomes(self):
+        kernel = self.own()
+        self.assertEqual(kernel.value("async function main() { return 'Hello' }\nmain()"), "'Hello'")
+        self.assertEqual(kernel.value("new Promise(r => setTimeout(() => r({a: 1}), 20))"), "{ a: 1 }")
+        self.assertEqual(outcome(kernel.run("(async () => {})()")), "ok")
+        for code, value in (("Promise.reject(new TypeError('no'))", "no"), ("Promise.reject()", "rejected")):
+            events = kernel.run(code)
+            self.assertEqual(([e["value"] for e in errors(events)], outcome(events)), ([value], "error"))
+        self.assertEqual(kernel.value("1"), "1")
+
     def test_output_is_heard(self):
         kernel = self.own()
         kernel.run("console.log('grün', {a: 1}); console.error('oh'); process.stdout.write('raw')")

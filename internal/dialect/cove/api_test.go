@@ -328,6 +328,26 @@ func TestACollectedAnswerIsBounded(t *testing.T) {
 	}
 }
 
+func TestACollectedAnswerCountsNoticesAndMetadata(t *testing.T) {
+	sb := newWorld(t).sandbox(t)
+	for _, code := range []string{"notices 20000", "metadata 50"} {
+		out, err := sb.Run(t.Context(), client.RunRequest{Code: code})
+		if err != nil {
+			t.Fatal(err)
+		}
+		size := 0
+		for _, n := range out.Notices {
+			size += len(n)
+		}
+		for _, r := range out.Results {
+			size += len(r.Metadata["m"])
+		}
+		if !out.Truncated || size == 0 || size > 32<<20 || out.Outcome != client.OutcomeOK {
+			t.Errorf("%s: truncated %v, %d bytes, %s", code, out.Truncated, size, out.Outcome)
+		}
+	}
+}
+
 func TestAFloodStreamsAndAClientMayLeaveIt(t *testing.T) {
 	sb := newWorld(t).sandbox(t)
 	total := 0

@@ -69,11 +69,18 @@ type API struct {
 	sandboxes Sandboxes
 	keys      Keys
 	templates Templates
-	images    Images  // nil: there are none
-	volumes   Volumes // nil: there are none
-	log       *slog.Logger
-	failed    func(context.Context, error)
-	mux       *http.ServeMux
+	images    Images    // nil: there are none
+	volumes   Volumes   // nil: there are none
+	snippets  Snippets  // nil: there are none
+	artifacts Artifacts // nil: there are none
+	runs      Runs      // nil: there are none
+	sessions  Sessions  // nil: there are none
+
+	datasets Datasets // nil: there are none
+
+	log    *slog.Logger
+	failed func(context.Context, error)
+	mux    *http.ServeMux
 }
 
 // New makes the API in front of the domain.

@@ -367,6 +367,16 @@ func (a *agent) run(p agentapi.RunParams) {
 				return
 			}
 		}
+	case "notices": // that many
+		n, _ := strconv.Atoi(rest)
+		for range n {
+			a.event(agentapi.Event{Type: agentapi.EventNotice, Message: strings.Repeat("n", 4000)})
+		}
+	case "metadata": // that many MiB, in results that have nothing else
+		n, _ := strconv.Atoi(rest)
+		for range n {
+			a.event(agentapi.Event{Type: agentapi.EventResult, Result: &agentapi.Result{Metadata: map[string]json.RawMessage{"m": json.RawMessage(`"` + strings.Repeat("m", 1<<20) + `"`)}}})
+		}
 	case "hang":
 		_, _ = io.Copy(io.Discard, a.conn)
 		return

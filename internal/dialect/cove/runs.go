@@ -135,16 +135,23 @@ var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // stream passes each event on as it comes; the client's reading sets the pace.
 func (a *API) stream(c *call, events iter.Seq2[agentapi.Event, error]) error {
+	return streamed(a, c, events, func(b []byte, enc *encoder, e *agentapi.Event) ([]byte, error) {
+		if err := refused(e); err != nil {
+			return b, err
+		}
+		return enc.append(b, e)
+	})
+}
+
+// streamed passes on what events are as lines.
+func streamed[E any](a *API, c *call, events iter.Seq2[E, error], add func(b []byte, enc *encoder, e *E) ([]byte, error)) error {
 	out := newLines(c)
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
 	var enc encoder
 	for e, err := range events {
 		if err == nil {
-			err = refused(&e)
-		}
-		if err == nil {
-			*buf, err = enc.append((*buf)[:0], &e)
+			*buf, err = add((*buf)[:0], &enc, &e)
 		}
 		if err != nil {
 			if out.begun {
@@ -169,8 +176,9 @@ func refused(e *agentapi.Event) error {
 
 // What a collected answer holds at most; the run goes on and the rest is dropped.
 const (
-	maxCollectedOutput  = 4 << 20 // of each stream
-	maxCollectedResults = 32 << 20
+	maxCollectedOutput  = 4 << 20  // of each stream
+	maxCollectedResults = 32 << 20 // notices and all that belongs to a result included
+	collectedCost       = 256      // of a result or notice beside its text: there may be very many
 )
 
 func (a *API) collect(c *call, events iter.Seq2[agentapi.Event, error]) error {
@@ -207,7 +215,9 @@ func (g *collector) add(e *agentapi.Event) {
 	case agentapi.EventError:
 		g.out.Error = (*client.CodeError)(e.Error)
 	case agentapi.EventNotice:
-		g.out.Notices = append(g.out.Notices, e.Message)
+		if g.room(len(e.Message)) {
+			g.out.Notices = append(g.out.Notices, e.Message)
+		}
 	case agentapi.EventEnd:
 		if e.End != nil {
 			g.out.End = *wireEnd(e.End)
@@ -229,14 +239,25 @@ func (g *collector) result(r *agentapi.Result) {
 	if r == nil {
 		return
 	}
-	for _, v := range r.Data {
-		g.results += len(v)
+	size := 0
+	for _, part := range []map[string]json.RawMessage{r.Data, r.Metadata} {
+		for k, v := range part {
+			size += len(k) + len(v)
+		}
 	}
+	if g.room(size) {
+		g.out.Results = append(g.out.Results, client.Result(*r))
+	}
+}
+
+// room says whether there is room for one thing more.
+func (g *collector) room(size int) bool {
+	g.results += collectedCost + size
 	if g.results > maxCollectedResults {
 		g.out.Truncated = true
-		return
+		return false
 	}
-	g.out.Results = append(g.out.Results, client.Result(*r))
+	return true
 }
 
 func (g *collector) output() *client.Output {

@@ -16,7 +16,9 @@ func (a *API) snapshot(c *call) error {
 		return err
 	}
 
-	t, err := a.sandboxes.SnapshotAs(c.ctx(), c.who, c.id(), sandbox.SnapshotSpec(req))
+	t, err := a.sandboxes.SnapshotAs(c.ctx(), c.who, c.id(), sandbox.SnapshotSpec{
+		Name: req.Name, Description: req.Description, Env: req.Env, User: req.User, Workdir: req.Workdir,
+	})
 	if err != nil {
 		return err
 	}

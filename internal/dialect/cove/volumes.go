@@ -92,6 +92,9 @@ func mountsOf(list []client.Mount) ([]sandbox.Mount, error) {
 func wireMounts(list []sandbox.Mount) []client.Mount {
 	var out []client.Mount
 	for _, m := range list {
+		if m.Kind == sandbox.MountData {
+			continue // the server's own, and told with the session
+		}
 		out = append(out, client.Mount{Kind: string(m.Kind), Source: m.Source, SubPath: m.SubPath, Target: m.Target, ReadOnly: m.ReadOnly, Create: m.Create})
 	}
 	return out

@@ -3,12 +3,14 @@ package e2b
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"maps"
 	"net/http"
 	"regexp"
 	"time"
 
+	"github.com/covehq/cove/internal/auth"
 	"github.com/covehq/cove/internal/dialect/e2b/build"
 	"github.com/covehq/cove/internal/dialect/e2b/target"
 	"github.com/covehq/cove/internal/fault"
@@ -75,7 +77,7 @@ func (a *API) create(c *call, req NewSandbox, timeout int32) error {
 	if err := req.check(a.longest()); err != nil {
 		return err
 	}
-	from, err := a.resolve(c, req.TemplateID)
+	from, err := a.Resolve(c.ctx(), c.who, req.TemplateID)
 	if err != nil {
 		return err
 	}
@@ -202,18 +204,18 @@ func (req *NewSandbox) options(from build.Resolved, n Network) target.Options {
 	}
 }
 
-// resolve finds what a templateID means: a template, or a snapshot of a sandbox.
-func (a *API) resolve(c *call, ref string) (build.Resolved, error) {
+// Resolve finds what a templateID means: a template, or a snapshot of a sandbox.
+func (a *API) Resolve(ctx context.Context, who auth.Principal, ref string) (build.Resolved, error) {
 	if unnamed(ref) {
-		if from, err := a.snapshotAsTemplate(c, ref); !fault.Is(err, fault.NotFound) {
+		if from, err := a.snapshotAsTemplate(ctx, who, ref); !fault.Is(err, fault.NotFound) {
 			return from, err
 		}
 	}
-	from, err := a.builder.Resolve(c.ctx(), c.who, ref)
+	from, err := a.builder.Resolve(ctx, who, ref)
 	if !fault.Is(err, fault.NotFound) {
 		return from, err
 	}
-	if from, err := a.snapshotAsTemplate(c, ref); !fault.Is(err, fault.NotFound) {
+	if from, err := a.snapshotAsTemplate(ctx, who, ref); !fault.Is(err, fault.NotFound) {
 		return from, err
 	}
 	return from, err

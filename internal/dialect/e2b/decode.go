@@ -1,77 +1,26 @@
 package e2b
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
-	"io"
 	"net/http"
 	"net/url"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/fault"
 )
 
-const (
-	maxBody   = 1 << 20
-	bodyGrace = 30 * time.Second
-)
-
-// await bounds how long a request's body may take to come. It is set before anything else, because net/http reads on
-// after a handler that refused; whoever reads a body to its end clears it.
-func await(w http.ResponseWriter, r *http.Request) {
-	if r.ContentLength != 0 {
-		setReadDeadline(w, time.Now().Add(bodyGrace))
-	}
-}
-
-func setReadDeadline(w http.ResponseWriter, t time.Time) {
-	_ = http.NewResponseController(w).SetReadDeadline(t) // a writer without deadlines has no connection that could stall
-}
-
 // decode reads a JSON body into value; an absent one leaves it as it is.
 func (c *call) decode(value any) error {
-	body, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, maxBody))
-	var tooLarge *http.MaxBytesError
-	switch {
-	case errors.As(err, &tooLarge):
-		const message = "the request body is over the limit of 1 MiB"
-		return &exact{problem{Code: http.StatusRequestEntityTooLarge, Message: message}, fault.Wrap(fault.Invalid, err, message)}
-	case errors.Is(err, os.ErrDeadlineExceeded):
-		return fault.Wrap(fault.Invalid, err, "the request body did not come within %v", bodyGrace)
-	case err != nil:
-		return fault.Wrap(fault.Invalid, err, "the request body could not be read")
+	err := transfer.Object(c.w, c.r, value)
+	var large *http.MaxBytesError
+	if errors.As(err, &large) {
+		return &exact{problem{Code: http.StatusRequestEntityTooLarge, Message: transfer.TooLarge}, err}
 	}
-	setReadDeadline(c.w, time.Time{})
-	return Decode(body, value)
-}
-
-// Decode reads one JSON object: strict about types, so that a mistake is no default, and tolerant of fields that a newer
-// SDK may send.
-func Decode(body []byte, value any) error {
-	body = bytes.TrimSpace(body)
-	if len(body) == 0 {
-		return nil
-	}
-	if body[0] != '{' && json.Valid(body) {
-		return fault.New(fault.Invalid, "the request body is not a JSON object")
-	}
-	err := json.Unmarshal(body, value)
-	var typ *json.UnmarshalTypeError
-	var syntax *json.SyntaxError
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &typ):
-		return fault.New(fault.Invalid, "field %q cannot be a %s", typ.Field, typ.Value)
-	case errors.As(err, &syntax):
-		return fault.New(fault.Invalid, "the request body is not valid JSON at byte %d", syntax.Offset)
-	}
-	return fault.New(fault.Invalid, "the request body cannot be understood")
+	return err
 }
 
 // idForm is an id, alone or with the client's id that E2B once put behind it.

@@ -17,6 +17,7 @@ import (
 	"github.com/covehq/cove/internal/auth"
 	"github.com/covehq/cove/internal/dialect/e2b/build"
 	"github.com/covehq/cove/internal/dialect/e2b/target"
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
@@ -150,7 +151,7 @@ func (a *API) serve(route route) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		c := &call{w: w, r: r, key: presented(r.Header)}
 		if !route.streams {
-			await(w, r)
+			transfer.Await(w, r)
 		}
 		if err := a.admit(c, route); err != nil {
 			a.refuse(c, err)
@@ -189,7 +190,7 @@ func presented(h http.Header) string {
 }
 
 func (a *API) noRoute(w http.ResponseWriter, r *http.Request) {
-	await(w, r)
+	transfer.Await(w, r)
 	a.refuse(&call{w: w, r: r}, fault.New(fault.NotFound, "there is no %s %.200s in E2B's API; Cove's own is described by /cove/v1/openapi.json", r.Method, r.URL.Path))
 }
 

@@ -44,13 +44,7 @@ func (a *API) refuse(c *call, err error) {
 	if p.Code == http.StatusInternalServerError {
 		a.log.Error("request failed", "request", c.w.Header().Get("X-Request-Id"), "tenant", c.who.Tenant, "sandbox", c.id, "error", err)
 	}
-	switch p.Code {
-	case http.StatusServiceUnavailable:
-		c.w.Header().Set("Retry-After", "1")
-	case http.StatusTooManyRequests, http.StatusGatewayTimeout:
-		// Without this word the SDKs try three times more, although only somebody's doing changes the answer.
-		c.w.Header().Set("Should-Retry", "false")
-	}
+	target.Advise(c.w.Header(), p.Code)
 	fail(c.w, p)
 }
 

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/covehq/cove/internal/dialect/e2b"
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -22,7 +23,7 @@ func FuzzABodyIsDecodedOrRefusedAsInvalid(f *testing.F) {
 		for _, value := range []any{
 			&e2b.NewSandbox{}, &e2b.Timeout{}, &e2b.Refresh{}, &e2b.Pause{}, &e2b.Resume{}, &e2b.Fork{}, &e2b.SnapshotRequest{}, &e2b.NetworkUpdate{},
 		} {
-			err := e2b.Decode(body, value)
+			err := transfer.Decode(body, value)
 			if err != nil && !fault.Is(err, fault.Invalid) {
 				t.Errorf("%T: %v", value, err)
 			}

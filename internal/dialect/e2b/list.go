@@ -78,7 +78,7 @@ func (a *API) listing(c *call) (sandbox.ListQuery, error) {
 		return out, fault.New(fault.Invalid, "template: give an id or a name without a tag")
 	}
 	// To the domain each build of a template is another one: only we know its id.
-	from, err := a.resolve(c, ref)
+	from, err := a.Resolve(c.ctx(), c.who, ref)
 	out.Template, out.TemplateIn = from.ID, templateAnnotation
 	return out, err
 }

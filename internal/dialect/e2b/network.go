@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/covehq/cove/internal/dialect/e2b/target"
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
@@ -29,7 +30,7 @@ type Network struct {
 func ParseNetwork(raw json.RawMessage) (Network, error) {
 	var n Network
 	if given(raw) {
-		if err := Decode(raw, &n); err != nil {
+		if err := transfer.Decode(raw, &n); err != nil {
 			return Network{}, err
 		}
 	}

@@ -97,7 +97,7 @@ func (a *API) snapshot(c *call) error {
 
 // origin is what a sandbox's template gives its sandboxes beyond its files; one that is gone gives nothing any more.
 func (a *API) origin(c *call, o target.Options) (build.Resolved, error) {
-	from, err := a.resolve(c, o.TemplateID)
+	from, err := a.Resolve(c.ctx(), c.who, o.TemplateID)
 	if fault.Is(err, fault.NotFound) {
 		return build.Resolved{}, nil
 	}
@@ -179,8 +179,8 @@ func (a *API) document(ctx context.Context, who auth.Principal, key string) (sna
 }
 
 // snapshotAsTemplate is a snapshot as what a sandbox starts from.
-func (a *API) snapshotAsTemplate(c *call, ref string) (build.Resolved, error) {
-	s, err := a.lookUp(c.ctx(), c.who, ref)
+func (a *API) snapshotAsTemplate(ctx context.Context, who auth.Principal, ref string) (build.Resolved, error) {
+	s, err := a.lookUp(ctx, who, ref)
 	if err != nil {
 		return build.Resolved{}, err
 	}
@@ -203,10 +203,12 @@ func (a *API) removeTemplate(c *call) error {
 		return err
 	}
 
-	if err := a.sandboxes.RemoveTemplate(ctx, c.who, s.Template); err != nil && !fault.Is(err, fault.NotFound) {
+	err = a.sandboxes.RemoveTemplate(ctx, c.who, s.Template)
+	stays := fault.Is(err, fault.Conflict) // templates that were built from it need its files, and nobody its name
+	if err != nil && !stays && !fault.Is(err, fault.NotFound) {
 		return err
 	}
-	if err := a.dropName(ctx, c.who, s); err != nil {
+	if err := a.dropName(ctx, c.who, s, stays); err != nil {
 		return fmt.Errorf("forget snapshot %s: %w", s.key(), err)
 	}
 	a.tidy(ctx, c.who)
@@ -214,13 +216,16 @@ func (a *API) removeTemplate(c *call) error {
 	return c.nothing()
 }
 
-// dropName forgets a snapshot whose files are gone, unless its name has moved on meanwhile.
-func (a *API) dropName(ctx context.Context, who auth.Principal, s snapshot) error {
+// dropName forgets a snapshot, unless its name has moved on meanwhile. Files that stay for now are doomed.
+func (a *API) dropName(ctx context.Context, who auth.Principal, s snapshot, stays bool) error {
 	a.naming.Lock()
 	defer a.naming.Unlock()
 	now, err := a.document(ctx, who, s.key())
 	if fault.Is(err, fault.NotFound) || err == nil && now.Template != s.Template {
 		return nil
+	}
+	if err == nil && stays {
+		err = a.doom(ctx, who, s.Template)
 	}
 	if err == nil {
 		err = a.documents.DeleteDocument(ctx, who.Tenant, snapshots, s.key())

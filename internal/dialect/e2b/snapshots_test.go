@@ -177,6 +177,17 @@ func TestNoFilesOfASnapshotAreLeft(t *testing.T) {
 			w.remove("made-by-the-builder")
 			clean(t, w, 1)
 		},
+		"what others are made from loses its name at once and its files once they are gone": func(t *testing.T, w *world, id string) {
+			w.snapshot(id, `{"name":"a"}`)
+			letGo := w.driver.catalogue.keep()
+			w.remove("a")
+			if named, _ := w.snapshots(""); w.driver.catalogue.count() != 1 || len(named) != 0 {
+				t.Fatalf("%d templates, named %v", w.driver.catalogue.count(), named)
+			}
+			letGo()
+			w.remove("made-by-the-builder")
+			clean(t, w, 0)
+		},
 		"what could not be removed is by the next server": func(t *testing.T, w *world, id string) {
 			w.snapshot(id, `{"name":"a"}`)
 			letGo := w.driver.catalogue.keep()

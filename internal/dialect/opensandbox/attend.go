@@ -88,9 +88,14 @@ func (a *API) heard(who auth.Principal, e sandbox.LifecycleEvent) {
 		if sb, err := a.sandboxes.Get(a.life, who, e.Sandbox); err == nil { // else it has ended meanwhile
 			a.adopt(sb)
 		}
+	case sandbox.LifecyclePaused:
+		if sb, err := a.sandboxes.Get(a.life, who, e.Sandbox); err == nil {
+			a.chill(sb)
+		}
 	case sandbox.LifecycleEnded:
+		a.mains.thaw(e.Sandbox)
 		a.tidyVolumes(a.life, who)
 	case sandbox.LifecycleCreated, sandbox.LifecycleStarted, sandbox.LifecycleLifetime, sandbox.LifecycleNetwork, sandbox.LifecycleMetadata,
-		sandbox.LifecyclePaused, sandbox.LifecycleForked, sandbox.LifecycleSnapshot:
+		sandbox.LifecycleForked, sandbox.LifecycleSnapshot:
 	}
 }

@@ -3,12 +3,16 @@ package opensandbox_test
 import (
 	"context"
 	"errors"
+	"io"
 	"maps"
 	"net"
 	"net/http"
 	"slices"
 	"testing"
+	"time"
 
+	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/dialect/opensandbox"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 )
@@ -63,8 +67,22 @@ func (d *pausable) MakeVolume(_ context.Context, _ string, v sandbox.Volume) (sa
 func (d *pausable) RemoveVolume(_ context.Context, _, name string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.refusal != nil {
+		return d.refusal
+	}
 	delete(d.volumes, name)
 	return nil
+}
+
+// refuseVolumes lets no volume be removed until it is told otherwise.
+func (d *pausable) refuseVolumes() (change func(error)) {
+	change = func(err error) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.refusal = err
+	}
+	change(fault.New(fault.Unavailable, "not now"))
+	return change
 }
 
 func (d *pausable) Start(ctx context.Context, r sandbox.StartRequest) error {
@@ -123,6 +141,51 @@ func TestAnEntrypointIsWatchedThoughItsConnectionBreaks(t *testing.T) {
 	}
 }
 
+const counting = `{"image":{"uri":"python"},"entrypoint":["sh","-c","echo begun >> begun; while [ ! -e go ]; do sleep 0.01; done; exit 3"]}`
+
+func TestAnEntrypointIsStartedAgainAfterAPauseThatEndedIt(t *testing.T) {
+	for name, between := range map[string]func(w *world){
+		"by another dialect":                  func(*world) {},
+		"and the server came while it lasted": func(w *world) { w.again() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			id := w.ask("POST", "/v1/sandboxes", counting).json(t)["id"].(string)
+			begun := func() string {
+				client, err := w.manager.Agent(t.Context(), w.who(), id)
+				if err != nil {
+					t.Fatal(err)
+				}
+				_, content, err := client.Read(t.Context(), agentapi.ReadParams{Path: "begun"})
+				if err != nil {
+					return "" // not yet
+				}
+				defer content.Close()
+				text, err := io.ReadAll(content)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return string(text)
+			}
+			w.eventually("it has begun", func() bool { return begun() == "begun\n" })
+			if _, err := w.manager.Pause(t.Context(), w.who(), id, sandbox.PauseSpec{Cold: true}); err != nil {
+				t.Fatal(err)
+			}
+			between(w)
+			if _, err := w.manager.Resume(t.Context(), w.who(), id, 0); err != nil {
+				t.Fatal(err)
+			}
+			w.eventually("it has begun again", func() bool { return begun() == "begun\nbegun\n" })
+			client, err := w.manager.Agent(t.Context(), w.who(), id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.exec(client, "touch go")
+			w.eventually("its end is seen", func() bool { state, _ := w.state(id); return state == "Failed" })
+		})
+	}
+}
+
 const withVolume = `"volumes":[{"name":"a","mountPath":"/m","pvc":{"claimName":"mine","deleteOnSandboxTermination":true}}]`
 
 func TestVolumesEndWithTheirSandboxHoweverItEnds(t *testing.T) {
@@ -140,8 +203,7 @@ func TestVolumesEndWithTheirSandboxHoweverItEnds(t *testing.T) {
 			w.Server.Close()
 			w.api.Close()
 			_, err := w.manager.Kill(w.t.Context(), w.who(), id)
-			w.again()
-			w.ask("GET", "/v1/sandboxes", "")
+			w.again() // and its tenant does not call
 			return err
 		},
 	} {
@@ -157,6 +219,19 @@ func TestVolumesEndWithTheirSandboxHoweverItEnds(t *testing.T) {
 			w.eventually("its volume is gone", func() bool { return len(w.volumes()) == 0 })
 		})
 	}
+}
+
+func TestAVolumeThatCouldNotBeRemovedIsLater(t *testing.T) {
+	w := newWorld(t)
+	id := w.create(withVolume)
+	w.again(func(c *opensandbox.Config) { c.Sweep = 10 * time.Millisecond })
+	refuse := w.driver.refuseVolumes()
+	w.ask("DELETE", "/v1/sandboxes/"+id, "")
+	if len(w.volumes()) != 1 {
+		t.Fatal("the driver removed it")
+	}
+	refuse(nil)
+	w.eventually("its volume is gone", func() bool { return len(w.volumes()) == 0 })
 }
 
 func TestAVolumeOfACreateThatFailedIsGone(t *testing.T) {

@@ -33,7 +33,7 @@ func TestACreateThatTakesLongGoesOnInTheBackground(t *testing.T) {
 	ping := func() reply {
 		return w.ask("GET", "/sandboxes/"+id+"/proxy/44772/ping", "", "OPEN-SANDBOX-API-KEY", "", "OpenSandbox-Secure-Access", token)
 	}
-	wantFault(t, ping(), 409, "DOCKER::SANDBOX_NOT_RUNNING")
+	wantFault(t, ping(), 503, "DOCKER::SANDBOX_NOT_RUNNING")
 	for path, method := range map[string]string{"/pause": "POST", "/resume": "POST", "/snapshots": "POST"} {
 		if got := w.ask(method, "/v1/sandboxes/"+id+path, ""); got.status != http.StatusConflict {
 			t.Errorf("%s: %d %s", path, got.status, got.body)

@@ -46,11 +46,15 @@ func idles(argv []string, from *template.Template) bool {
 // launch starts an entrypoint, which goes on without us, and watches it.
 func (a *API) launch(who auth.Principal, sb sandbox.Sandbox, argv []string) error {
 	// Of the API's life: the stream is read for as long as the entrypoint runs, whoever made it.
-	stream, err := a.sandboxes.Exec(a.life, who, sb.ID, agentapi.ExecParams{Argv: argv, Disconnect: agentapi.DisconnectSurvive, Tag: mainTag})
+	stream, err := a.run(who, sb.ID, argv)
 	if err != nil {
 		return entrypointFault(err)
 	}
 	return a.watch(who, sb.ID, stream)
+}
+
+func (a *API) run(who auth.Principal, id string, argv []string) (*agentapi.Stream, error) {
+	return a.sandboxes.Exec(a.life, who, id, agentapi.ExecParams{Argv: argv, Disconnect: agentapi.DisconnectSurvive, Tag: mainTag})
 }
 
 // entrypointFault is why an entrypoint did not start: mostly, that it is not there.
@@ -66,14 +70,45 @@ func entrypointFault(err error) error {
 }
 
 // adopt watches the entrypoint of a sandbox that another server has started, or that nobody could watch while it was paused.
+// One that was ended by a pause is started again.
 func (a *API) adopt(sb sandbox.Sandbox) {
 	f, err := access.Decode(sb)
 	if err != nil || f.Process == "" || sb.State != sandbox.StateRunning || a.creations.find(sb.Tenant, sb.ID) != nil {
 		return // of one that is being made the entrypoint may not have begun
 	}
-	if log, ok := a.mains.begin(sb.ID); ok {
-		a.work.Go(func() { a.stay(auth.Principal{Tenant: sb.Tenant}, sb.ID, nil, log) })
+	log, ok := a.mains.begin(sb.ID)
+	if !ok {
+		return
 	}
+	who := auth.Principal{Tenant: sb.Tenant}
+	begin := func() (*agentapi.Stream, error) { return nil, nil } // which attaches
+	if a.mains.thaw(sb.ID) {
+		begin = func() (*agentapi.Stream, error) { return a.run(who, sb.ID, f.Entrypoint) }
+	}
+	a.work.Go(func() {
+		stream, err := begin()
+		if err != nil {
+			a.mains.end(sb.ID)
+			a.end(who, sb.ID, sandbox.CauseFailed, "its entrypoint cannot be started again: "+fault.Message(err))
+			return
+		}
+		a.stay(who, sb.ID, stream, log)
+	})
+}
+
+// chill notes that a pause has ended a sandbox's processes, its entrypoint among them.
+func (a *API) chill(sb sandbox.Sandbox) {
+	if f, err := access.Decode(sb); err == nil && f.Process != "" && sb.State == sandbox.StatePaused && sb.Cold {
+		a.mains.chill(sb.ID)
+	}
+}
+
+// chilled tells whether an entrypoint has ended because of a pause.
+func (a *API) chilled(who auth.Principal, id string) bool {
+	if sb, err := a.sandboxes.Get(a.life, who, id); err == nil {
+		a.chill(sb)
+	}
+	return a.mains.cold(id)
 }
 
 func (a *API) attach(who auth.Principal, id string) (*agentapi.Stream, error) {
@@ -107,7 +142,7 @@ func (a *API) stay(who auth.Principal, id string, stream *agentapi.Stream, log *
 			pause = retryFirst
 		}
 		stream = nil
-		if !a.sleep(pause) || !a.runs(who, id) {
+		if a.mains.cold(id) || !a.sleep(pause) || !a.runs(who, id) {
 			break
 		}
 	}
@@ -145,7 +180,7 @@ func (a *API) hear(who auth.Principal, id string, stream *agentapi.Stream, log *
 	defer stream.Close()
 	defer context.AfterFunc(a.life, func() { stream.Close() })()
 	end, err := follow(stream, log)
-	if end == nil {
+	if end == nil || a.chilled(who, id) {
 		a.unheard(who, id, err)
 		return false
 	}
@@ -205,10 +240,35 @@ type mains struct {
 	mu    sync.Mutex
 	tails map[string]*tail // by sandbox
 	going map[string]bool
-	over  []string // in the order of their ends
+	iced  map[string]bool // ended by a pause, to be started again
+	over  []string        // in the order of their ends
 }
 
-func newMains() *mains { return &mains{tails: map[string]*tail{}, going: map[string]bool{}} }
+func newMains() *mains {
+	return &mains{tails: map[string]*tail{}, going: map[string]bool{}, iced: map[string]bool{}}
+}
+
+// chill notes that a pause has ended one.
+func (m *mains) chill(id string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.iced[id] = true
+}
+
+func (m *mains) cold(id string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.iced[id]
+}
+
+// thaw forgets what chill noted, and tells whether it had.
+func (m *mains) thaw(id string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	was := m.iced[id]
+	delete(m.iced, id)
+	return was
+}
 
 func (m *mains) begin(id string) (*tail, bool) {
 	m.mu.Lock()

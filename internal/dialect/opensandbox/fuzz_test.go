@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/covehq/cove/internal/dialect/opensandbox"
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/template"
 )
@@ -22,7 +23,7 @@ func FuzzCreate(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, body string) {
 		var req opensandbox.CreateRequest
-		err := opensandbox.Decode([]byte(body), &req)
+		err := transfer.Decode([]byte(body), &req)
 		if err == nil {
 			err = opensandbox.Plan(req, template.Limits{MemoryBytes: 1 << 30})
 		}

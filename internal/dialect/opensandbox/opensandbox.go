@@ -16,6 +16,7 @@ import (
 	"github.com/covehq/cove/internal/auth"
 	"github.com/covehq/cove/internal/dialect/opensandbox/access"
 	"github.com/covehq/cove/internal/dialect/rawport"
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
 )
@@ -61,6 +62,7 @@ type Documents interface {
 	PutDocument(ctx context.Context, tenant, kind, id string, body []byte) error
 	Document(ctx context.Context, tenant, kind, id string) ([]byte, error)
 	Documents(ctx context.Context, tenant, kind string) ([]sandbox.Document, error)
+	DocumentOwners(ctx context.Context, kind string) ([]string, error)
 	DeleteDocument(ctx context.Context, tenant, kind, id string) error
 }
 
@@ -75,6 +77,8 @@ type Config struct {
 	Retention time.Duration
 	// RetryFor is how long a port that nobody listens on is tried again. Zero: 1 s; negative: not at all.
 	RetryFor time.Duration
+	// Sweep is how often volumes are looked for that have outlived their sandboxes. Zero: 10 minutes.
+	Sweep time.Duration
 }
 
 func (c Config) withDefaults() Config {
@@ -83,6 +87,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Retention == 0 {
 		c.Retention = 10 * time.Minute
+	}
+	if c.Sweep == 0 {
+		c.Sweep = 10 * time.Minute
 	}
 	if c.RetryFor == 0 {
 		c.RetryFor = time.Second
@@ -139,15 +146,17 @@ func New(cfg Config, s Sandboxes, k Keys, i Images, d Documents, execd, egress h
 func (a *API) OnFailure(f func(context.Context, error)) { a.failed = f }
 
 // Open watches the entrypoints of the sandboxes that an earlier server has left running, and removes the volumes of those
-// that have ended since. A tenant without a living sandbox is looked at when it calls.
+// that have ended since.
 func (a *API) Open() {
 	a.sandboxes.Each(func(sb sandbox.Sandbox) bool {
 		if _, ours := sb.Annotations[access.Annotation]; ours {
 			a.attend(sb.Tenant)
+			a.chill(sb)
 			a.adopt(sb)
 		}
 		return true
 	})
+	a.work.Go(a.sweepVolumes)
 }
 
 // Close ends the work that outlives its callers and waits for it. Sandboxes and their entrypoints go on.
@@ -220,7 +229,7 @@ func (c *call) ctx() context.Context { return c.r.Context() }
 func (a *API) serve(route route) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		c := &call{w: w, r: r}
-		await(w, r)
+		transfer.Await(w, r)
 		if err := a.admit(c); err != nil {
 			a.refuse(c, err)
 			return
@@ -265,7 +274,7 @@ func presented(h http.Header) string {
 }
 
 func (a *API) noRoute(w http.ResponseWriter, r *http.Request) {
-	await(w, r)
+	transfer.Await(w, r)
 	c := &call{w: w, r: r}
 	if err := a.admit(c); err != nil {
 		a.refuse(c, err)

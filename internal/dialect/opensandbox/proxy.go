@@ -12,6 +12,7 @@ import (
 	"github.com/covehq/cove/internal/auth"
 	"github.com/covehq/cove/internal/dialect/opensandbox/access"
 	"github.com/covehq/cove/internal/dialect/rawport"
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 )
@@ -74,11 +75,18 @@ func (v visitor) inside(r *http.Request) *http.Request {
 	return inner
 }
 
+// comingUp is the status of a sandbox that will answer soon; clients ping until it does.
+const comingUp = http.StatusServiceUnavailable
+
 // admitVisitor finds the sandbox of a visitor who may come.
 func (a *API) admitVisitor(ctx context.Context, who auth.Principal, v visitor) (*access.Target, error) {
 	if made, ok := a.creations.owner(v.id); ok && (who.Tenant == "" || who.Tenant == made.who.Tenant) {
 		w := a.wireCreation(made)
-		return nil, told(http.StatusConflict, codeNotRunning, "sandbox %s is %s: %s", v.id, w.Status.State, w.Status.Message)
+		status := http.StatusConflict
+		if w.Status.State == statePending {
+			status = comingUp
+		}
+		return nil, told(status, codeNotRunning, "sandbox %s is %s: %s", v.id, w.Status.State, w.Status.Message)
 	}
 	owner, sb, err := a.sandboxes.Lookup(ctx, v.id)
 	if err != nil {
@@ -94,7 +102,7 @@ func (a *API) admitVisitor(ctx context.Context, who auth.Principal, v visitor) (
 			return nil, told(http.StatusConflict, codeNotRunning, "sandbox %s is paused; resume it first", v.id)
 		}
 	case sandbox.StateStarting:
-		return nil, told(http.StatusConflict, codeNotRunning, "sandbox %s is still starting", v.id)
+		return nil, told(comingUp, codeNotRunning, "sandbox %s is still starting", v.id)
 	case sandbox.StateStopping, sandbox.StateEnded:
 		if !visible(sb) {
 			return nil, noSandbox(v.id)
@@ -181,7 +189,7 @@ func (a *API) rawFailed(w http.ResponseWriter, r *http.Request, v rawport.Visit,
 func (a *API) turnAway(c *call, port int, err error) {
 	if c.r.Body != nil && c.r.Body != http.NoBody && c.r.ProtoMajor == 1 {
 		c.w.Header().Set("Connection", "close")
-		setReadDeadline(c.w, time.Now().Add(leftGrace))
+		transfer.SetReadDeadline(c.w, time.Now().Add(leftGrace))
 	}
 	if answered(port) || port == 0 {
 		allowOrigins(c.w.Header())
@@ -199,7 +207,7 @@ func (a *API) networkPolicy(c *call) error {
 	if err != nil {
 		return err
 	}
-	setReadDeadline(c.w, time.Time{})
+	transfer.SetReadDeadline(c.w, time.Time{})
 	a.dispatch(c.w, visitor{port: access.PortEgress, path: "/policy"}.inside(c.r), t, "")
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/covehq/cove/internal/dialect/opensandbox/access"
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
 )
@@ -176,7 +177,7 @@ func (pl *plan) network(raw json.RawMessage) error {
 		return nil
 	}
 	var p access.Policy
-	if err := Decode(raw, &p); err != nil {
+	if err := transfer.Decode(raw, &p); err != nil {
 		return err
 	}
 	n, narrows, err := p.Network()

@@ -242,6 +242,23 @@ func (a *API) tidyVolumes(ctx context.Context, who auth.Principal) {
 	}
 }
 
+// sweepVolumes removes what is left of everybody's sandboxes, also of tenants who have none any more, now and then again:
+// what could not be removed at their end may go later.
+func (a *API) sweepVolumes() {
+	for {
+		tenants, err := a.documents.DocumentOwners(a.life, mortal)
+		if err != nil && a.life.Err() == nil {
+			a.log.Warn("volumes that end with their sandboxes are left for now", "error", err)
+		}
+		for _, tenant := range tenants {
+			a.tidyVolumes(a.life, auth.Principal{Tenant: tenant})
+		}
+		if !a.sleep(a.cfg.Sweep) {
+			return
+		}
+	}
+}
+
 // departed tells whether a sandbox is there no more, and not about to be.
 func (a *API) departed(ctx context.Context, who auth.Principal, id string) bool {
 	if made := a.creations.find(who.Tenant, id); made != nil && !made.decided() {

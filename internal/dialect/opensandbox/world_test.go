@@ -132,6 +132,7 @@ type pausable struct {
 	gate      chan struct{} // a snapshot waits for it; nil: it does not
 	links     links
 	volumes   map[string]bool
+	refusal   error // of RemoveVolume
 }
 
 func (d *pausable) Caps() sandbox.Caps {

@@ -465,6 +465,32 @@ func TestLayersLiveAsLongAsSomebodyNeedsThem(t *testing.T) {
 	}
 }
 
+func TestOneImageTakesNoLayerFromAnotherThatIsOnItsWay(t *testing.T) {
+	m := imageMaker(t)
+	base := busybox(t).bytes()
+	id := m.unpack(t, base)
+	coming := sandbox.ImageRequest{Tenant: "other", Name: "img-0123456789abcdef0123456789abcdef", Image: template.Image{Reference: "test.local/other:1", Layers: []string{id}}}
+	if _, err := m.driver.Unpack(t.Context(), sandbox.LayerRequest{DiffID: id, For: coming.Claim()}, blob(t, base)); err != nil {
+		t.Fatal(err)
+	}
+	first := m.image(t, nil, base)
+	if err := m.driver.RemoveTemplate(t.Context(), tenant, first.Name); err != nil {
+		t.Fatal(err)
+	}
+	if freed := m.prune(t); freed != 0 {
+		t.Errorf("%d bytes were freed of what another image waits for", freed)
+	}
+	if _, err := m.driver.AddImage(t.Context(), coming); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.driver.RemoveTemplate(t.Context(), "other", coming.Name); err != nil {
+		t.Fatal(err)
+	}
+	if freed := m.prune(t); freed == 0 {
+		t.Error("a layer stays that nobody waits for")
+	}
+}
+
 func TestUnpackingIsShared(t *testing.T) {
 	m := imageMaker(t)
 	data := busybox(t).bytes()

@@ -139,7 +139,7 @@ func TestIsolationRootInsideIsRefused(t *testing.T) {
 }
 
 // TestTrustTable asserts the cells of the table in docs/threat-model.md.
-func TestTrustTable(t *testing.T) {
+func TestTrustTableS0_71_S4_50(t *testing.T) {
 	b := start(t)
 	const nothing = "0000000000000000"
 	// CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE, SYS_CHROOT, AUDIT_WRITE, SETFCAP
@@ -234,7 +234,7 @@ func procStatus(t testing.TB, pid int) map[string]string {
 	return out
 }
 
-func TestIsolationHostSecretsAreNotThere(t *testing.T) {
+func TestIsolationS0_63_S0_67_S0_70_HostSecretsAreNotThere(t *testing.T) {
 	t.Setenv("COVE_TEST_SECRET", "hunter2-in-the-environment")
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, []byte("hunter2-in-a-file"), 0o644); err != nil {
@@ -278,7 +278,7 @@ print(json.dumps(said))
 	}
 }
 
-func TestIsolationNeighbours(t *testing.T) {
+func TestIsolationS0_63_S4_51_Neighbours(t *testing.T) {
 	a, b := start(t), start(t)
 	a.value(`open("/tmp/mine", "w").write("a"); open("/home/user/mine", "w").write("a"); shared = 1`)
 	if got := b.value(`import os; print(os.path.exists("/tmp/mine"), os.path.exists("/home/user/mine"), "shared" in globals())`); got != "False False False" {
@@ -299,8 +299,8 @@ except OSError as e: print("refused")
 	}
 }
 
-// TestIsolationNetwork tries what must not be reachable from a sandbox that may reach the internet.
-func TestIsolationNetwork(t *testing.T) {
+// TestIsolationS0_65_Network tries what must not be reachable from a sandbox that may reach the internet.
+func TestIsolationS0_65_Network(t *testing.T) {
 	host, err := net.Listen("tcp4", "0.0.0.0:0")
 	if err != nil {
 		t.Fatal(err)
@@ -344,7 +344,7 @@ for target in [` + strings.Join(targets, ", ") + `]:
 	}
 }
 
-func TestIsolationRemovingEverythingHarmsOnlyItself(t *testing.T) {
+func TestIsolationS0_61_S0_62_RemovingEverythingHarmsOnlyItself(t *testing.T) {
 	before := fingerprint(t)
 	neighbour := start(t)
 	b := start(t)
@@ -406,7 +406,7 @@ func TestIsolationLimits(t *testing.T) {
 			}
 		}
 	})
-	t.Run("pids: a fork bomb hits its limit", func(t *testing.T) {
+	t.Run("S0.66 pids: a fork bomb hits its limit", func(t *testing.T) {
 		b := start(t, limits(func(l *template.Limits) { l.Pids = 64 }))
 		a := b.exec(agentapi.ExecParams{Argv: []string{"bash", "-c", "bomb() { bomb | bomb & }; bomb; sleep 1"}, TimeoutMS: 5000})
 		if usage, err := world.driver.Usage(t.Context(), b.id); err != nil || usage.Pids > 64 {
@@ -414,7 +414,7 @@ func TestIsolationLimits(t *testing.T) {
 		}
 		_ = a
 	})
-	t.Run("disk: a filler meets the end of its disk", func(t *testing.T) {
+	t.Run("S0.69 disk: a filler meets the end of its disk", func(t *testing.T) {
 		b := start(t, limits(func(l *template.Limits) { l.DiskBytes = 64 << 20 }))
 		a := b.sh("dd if=/dev/zero of=/tmp/fill bs=1M count=200 2>&1; df -k /tmp | tail -1")
 		if !strings.Contains(a.stdout, "No space left") && !strings.Contains(a.stdout, "quota") {
@@ -435,7 +435,7 @@ held.clear()
 			t.Errorf("got %s", out)
 		}
 	})
-	t.Run("cpu: two busy processes get one CPU together", func(t *testing.T) {
+	t.Run("S0.56 cpu: two busy processes get one CPU together", func(t *testing.T) {
 		b := start(t)
 		before, err := world.driver.Usage(t.Context(), b.id)
 		if err != nil {
@@ -452,6 +452,14 @@ held.clear()
 			t.Errorf("used %v of CPU in %v", used, wall)
 		}
 	})
+}
+
+// The agent is the last to go: with it the sandbox is lost.
+func TestOutOfMemoryTakesKernelsBeforeTheAgent(t *testing.T) {
+	b := start(t)
+	if got := b.value(`own, agent = (int(open(f"/proc/{pid}/oom_score_adj").read()) for pid in ("self", 1)); print(own - agent)`); got != "500" {
+		t.Errorf("a kernel goes %s sooner than the agent", got)
+	}
 }
 
 func TestOutOfMemoryNamesItsVictim(t *testing.T) {

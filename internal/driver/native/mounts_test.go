@@ -63,7 +63,7 @@ func must(t *testing.T, errs ...error) {
 
 func (m *ownMaker) allow(t *testing.T, paths ...string) {
 	t.Helper()
-	must(t, native.AllowHostPaths(m.dir, paths, 64<<20))
+	must(t, native.AllowStorage(m.dir, native.Storage{HostPaths: paths, VolumeSize: 64 << 20}))
 }
 
 func (m *ownMaker) refused(t *testing.T, claim string, kind fault.Kind, words string, all ...sandbox.Mount) {
@@ -247,13 +247,40 @@ func TestHostPathsThatAreNotAllowed(t *testing.T) {
 	dir, data := hostDir(t, 0), t.TempDir()
 	must(t, os.Symlink(dir, dir+"/self"), os.Symlink("/", dir+"/all"), os.Symlink(data, dir+"/data"))
 	for _, path := range []string{"", "relative", "/", "/proc", "/proc/1", "/sys/fs", "/dev", "/run/user", dir + "/none", dir + "/..", dir + ":rwx", dir + "/all", "/etc/passwd", data, filepath.Dir(data), data + "/maker", dir + "/data"} {
-		if err := native.AllowHostPaths(data, []string{path}, 0); !fault.Is(err, fault.Invalid) {
+		if err := native.AllowStorage(data, native.Storage{HostPaths: []string{path}}); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%q: %v", path, err)
 		}
 	}
-	must(t, native.AllowHostPaths(data, []string{dir, dir + "/self", dir + ":rw"}, 0), native.AllowHostPaths(data, nil, 0))
-	if err := native.AllowHostPaths(data, nil, 1); !fault.Is(err, fault.Invalid) {
-		t.Errorf("a volume of one byte: %v", err)
+	must(t, native.AllowStorage(data, native.Storage{HostPaths: []string{dir, dir + "/self", dir + ":rw"}}), native.AllowStorage(data, native.Storage{}))
+	for _, sizes := range []native.Storage{{VolumeSize: 1}, {MaxVolumeSize: 1}, {VolumeSize: 1 << 30, MaxVolumeSize: 1 << 29}} {
+		if err := native.AllowStorage(data, sizes); !fault.Is(err, fault.Invalid) {
+			t.Errorf("%+v: %v", sizes, err)
+		}
+	}
+}
+
+func TestVolumesAreAsLargeAsTheOperatorSays(t *testing.T) {
+	m := newMaker(t)
+	const mib = 1 << 20
+	for i, c := range []struct {
+		rules      native.Storage
+		asked, got int64 // zero: refused
+	}{
+		{native.Storage{}, 0, 10 << 30},
+		{native.Storage{}, 11 << 30, 0},
+		{native.Storage{VolumeSize: 64 * mib}, 0, 64 * mib},
+		{native.Storage{VolumeSize: 64 * mib}, 128 * mib, 128 * mib},
+		{native.Storage{MaxVolumeSize: 64 * mib}, 0, 64 * mib},
+		{native.Storage{MaxVolumeSize: 64 * mib}, 32 * mib, 32 * mib},
+		{native.Storage{VolumeSize: 32 * mib, MaxVolumeSize: 64 * mib}, 0, 32 * mib},
+		{native.Storage{VolumeSize: 32 * mib, MaxVolumeSize: 64 * mib}, 65 * mib, 0},
+		{native.Storage{MaxVolumeSize: 20 << 30}, 11 << 30, 11 << 30},
+	} {
+		must(t, native.AllowStorage(m.dir, c.rules))
+		v, err := m.driver.MakeVolume(t.Context(), tenant, sandbox.Volume{Name: fmt.Sprintf("v%d", i), Bytes: c.asked})
+		if v.Bytes != c.got || (c.got == 0) != fault.Is(err, fault.Denied) {
+			t.Errorf("%+v, asked for %d: %d bytes, %v", c.rules, c.asked, v.Bytes, err)
+		}
 	}
 }
 

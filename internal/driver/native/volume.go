@@ -11,12 +11,11 @@ import (
 
 var _ sandbox.Volumer = (*Driver)(nil)
 
-// AllowHostPaths keeps the operator's word on which paths of the host sandboxes may have ("/data", "/scratch:rw"), and how large
-// a volume is that says nothing (zero: 10 GiB), where root alone can write and the maker reads it. A server calls it while it
-// is root.
-func AllowHostPaths(dataDir string, paths []string, volumeSize int64) error {
-	return maker.WriteStorage(dataDir, paths, volumeSize)
-}
+// Storage is the operator's word on paths of the host and on volumes.
+type Storage = maker.StorageRules
+
+// AllowStorage keeps the operator's word where root alone can write and the maker reads it. A server calls it while it is root.
+func AllowStorage(dataDir string, s Storage) error { return maker.WriteStorage(dataDir, s) }
 
 // Volumes are those of a tenant.
 func (d *Driver) Volumes(ctx context.Context, tenant string) ([]sandbox.Volume, error) {

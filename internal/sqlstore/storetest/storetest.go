@@ -26,6 +26,7 @@ type Store interface {
 	PutDocument(ctx context.Context, tenant, kind, id string, body []byte) error
 	Document(ctx context.Context, tenant, kind, id string) ([]byte, error)
 	Documents(ctx context.Context, tenant, kind string) ([]sandbox.Document, error)
+	DocumentOwners(ctx context.Context, kind string) ([]string, error)
 	DeleteDocument(ctx context.Context, tenant, kind, id string) error
 }
 
@@ -389,6 +390,9 @@ func documentsApart(t *testing.T, s Store) {
 	none, err := s.Documents(ctx, "initech", "tag")
 	must(t, err)
 	wantSame(t, none, nil)
+	owners, err := s.DocumentOwners(ctx, "tag")
+	must(t, err)
+	wantSame(t, owners, []string{"acme", "globex"})
 }
 
 func badDocuments(t *testing.T, s Store) {

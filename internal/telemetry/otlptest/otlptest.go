@@ -1,5 +1,5 @@
-// Package otlptest is a double of an OpenTelemetry collector for tests: it takes spans over HTTP and gRPC and keeps them.
-// It forwards nothing and forgives nothing.
+// Package otlptest is a double of an OpenTelemetry collector for tests: it takes spans and metrics over HTTP and gRPC and
+// keeps them. It forwards nothing and forgives nothing.
 package otlptest
 
 import (
@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	metriccollector "go.opentelemetry.io/proto/otlp/collector/metrics/v1"
 	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	common "go.opentelemetry.io/proto/otlp/common/v1"
 	traces "go.opentelemetry.io/proto/otlp/trace/v1"
@@ -32,9 +33,10 @@ type Collector struct {
 
 	mu      sync.Mutex
 	spans   []Span
+	metrics map[string]Metric
 	raw     bytes.Buffer
 	headers []http.Header
-	arrived chan struct{} // closed and replaced when spans come
+	arrived chan struct{} // closed and replaced when something comes
 }
 
 // Span is one span as it came.
@@ -44,7 +46,7 @@ type Span struct {
 	State                 string // tracestate
 	Attributes            map[string]any
 	Resource              map[string]any
-	Failed                bool
+	Failed, OK            bool   // by its status; neither: it has none
 	Description           string // of its status
 	Events, Links         int
 	Begun, Ended          time.Time
@@ -55,11 +57,12 @@ type Span struct {
 // Start listens on loopback until the test ends.
 func Start(t testing.TB) *Collector {
 	t.Helper()
-	c := &Collector{arrived: make(chan struct{})}
+	c := &Collector{metrics: map[string]Metric{}, arrived: make(chan struct{})}
 	var serving sync.WaitGroup
 
 	web, rpc := &http.Server{Handler: http.HandlerFunc(c.post)}, grpc.NewServer()
 	collector.RegisterTraceServiceServer(rpc, service{c: c})
+	metriccollector.RegisterMetricsServiceServer(rpc, metricService{c: c})
 	forWeb, forRPC := listen(t), listen(t)
 	c.HTTP, c.GRPC = "http://"+forWeb.Addr().String(), "http://"+forRPC.Addr().String()
 	serving.Go(func() { _ = web.Serve(forWeb) })
@@ -83,30 +86,38 @@ func listen(t testing.TB) net.Listener {
 }
 
 func (c *Collector) post(w http.ResponseWriter, r *http.Request) {
-	if r.URL.Path != "/v1/traces" || r.Header.Get("Content-Type") != "application/x-protobuf" {
-		http.Error(w, "traces as protobuf, at /v1/traces", http.StatusNotFound)
+	var req proto.Message
+	switch r.URL.Path {
+	case "/v1/traces":
+		req = &collector.ExportTraceServiceRequest{}
+	case "/v1/metrics":
+		req = &metriccollector.ExportMetricsServiceRequest{}
+	}
+	if req == nil || r.Header.Get("Content-Type") != "application/x-protobuf" {
+		http.Error(w, "traces and metrics as protobuf, at /v1/traces and /v1/metrics", http.StatusNotFound)
 		return
 	}
-	body := io.Reader(r.Body)
-	if r.Header.Get("Content-Encoding") == "gzip" {
-		z, err := gzip.NewReader(body)
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
-		}
-		body = z
-	}
-	text, err := io.ReadAll(body)
-	var req collector.ExportTraceServiceRequest
+	text, err := content(r)
 	if err == nil {
-		err = proto.Unmarshal(text, &req)
+		err = proto.Unmarshal(text, req)
 	}
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	c.take(&req, r.Header)
+	c.take(req, r.Header)
 	w.Header().Set("Content-Type", "application/x-protobuf") // an empty body is an empty answer
+}
+
+func content(r *http.Request) ([]byte, error) {
+	if r.Header.Get("Content-Encoding") != "gzip" {
+		return io.ReadAll(r.Body)
+	}
+	z, err := gzip.NewReader(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(z)
 }
 
 type service struct {
@@ -115,16 +126,20 @@ type service struct {
 }
 
 func (s service) Export(ctx context.Context, req *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
+	s.c.take(req, headerOf(ctx))
+	return &collector.ExportTraceServiceResponse{}, nil
+}
+
+func headerOf(ctx context.Context) http.Header {
 	header := http.Header{}
 	md, _ := metadata.FromIncomingContext(ctx)
 	for name, values := range md {
 		header[http.CanonicalHeaderKey(name)] = values
 	}
-	s.c.take(req, header)
-	return &collector.ExportTraceServiceResponse{}, nil
+	return header
 }
 
-func (c *Collector) take(req *collector.ExportTraceServiceRequest, header http.Header) {
+func (c *Collector) take(req proto.Message, header http.Header) {
 	text, err := proto.Marshal(req)
 	if err != nil {
 		panic(err) // it was read a moment ago
@@ -133,6 +148,17 @@ func (c *Collector) take(req *collector.ExportTraceServiceRequest, header http.H
 	defer c.mu.Unlock()
 	c.raw.Write(text)
 	c.headers = append(c.headers, header)
+	switch req := req.(type) {
+	case *collector.ExportTraceServiceRequest:
+		c.takeSpans(req)
+	case *metriccollector.ExportMetricsServiceRequest:
+		c.takeMetrics(req)
+	}
+	close(c.arrived)
+	c.arrived = make(chan struct{})
+}
+
+func (c *Collector) takeSpans(req *collector.ExportTraceServiceRequest) {
 	for _, rs := range req.ResourceSpans {
 		for _, ss := range rs.ScopeSpans {
 			for _, s := range ss.Spans {
@@ -142,15 +168,13 @@ func (c *Collector) take(req *collector.ExportTraceServiceRequest, header http.H
 			}
 		}
 	}
-	close(c.arrived)
-	c.arrived = make(chan struct{})
 }
 
 func spanOf(s *traces.Span) Span {
 	return Span{
 		Name: s.Name, Kind: s.Kind.String(), Trace: hex.EncodeToString(s.TraceId), ID: hex.EncodeToString(s.SpanId),
 		Parent: hex.EncodeToString(s.ParentSpanId), State: s.TraceState, Attributes: attributes(s.Attributes),
-		Failed: s.Status.GetCode() == traces.Status_STATUS_CODE_ERROR, Description: s.Status.GetMessage(),
+		Failed: s.Status.GetCode() == traces.Status_STATUS_CODE_ERROR, OK: s.Status.GetCode() == traces.Status_STATUS_CODE_OK, Description: s.Status.GetMessage(),
 		Events: len(s.Events), Links: len(s.Links), DroppedAttributeCount: s.DroppedAttributesCount,
 		Begun: time.Unix(0, int64(s.StartTimeUnixNano)), Ended: time.Unix(0, int64(s.EndTimeUnixNano)),
 	}
@@ -191,7 +215,7 @@ func (c *Collector) Raw() []byte {
 	return bytes.Clone(c.raw.Bytes())
 }
 
-// Headers are those of every request that brought spans.
+// Headers are those of every request that brought something.
 func (c *Collector) Headers() []http.Header {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -101,6 +101,8 @@ type Builder struct {
 	sandboxes Sandboxes
 	documents Documents
 	templates Templates
+	images    Images
+	resolve   func(ctx context.Context, who auth.Principal, ref string) (Resolved, error)
 	files     *files
 	log       *slog.Logger
 
@@ -116,7 +118,7 @@ type Builder struct {
 }
 
 // New makes a Builder and ends what builds of an earlier server have left running.
-func New(cfg Config, s Sandboxes, d Documents, t Templates, log *slog.Logger) (*Builder, error) {
+func New(cfg Config, s Sandboxes, d Documents, t Templates, i Images, log *slog.Logger) (*Builder, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
@@ -127,10 +129,11 @@ func New(cfg Config, s Sandboxes, d Documents, t Templates, log *slog.Logger) (*
 	// Builds outlive the requests that start them; Close ends them and waits.
 	life, cancel := context.WithCancel(context.Background())
 	b := &Builder{
-		cfg: cfg, sandboxes: s, documents: d, templates: t, log: log, life: life, close: cancel,
+		cfg: cfg, sandboxes: s, documents: d, templates: t, images: i, log: log, life: life, close: cancel,
 		files:   &files{dir: cfg.Dir, maxOne: cfg.MaxUpload, maxAll: cfg.MaxFiles, log: log, uploads: map[string]*lane{}},
 		shelves: map[string]*shelf{}, books: map[string]*book{},
 	}
+	b.resolve = b.Resolve
 	b.queue = newQueue(cfg.Parallel, func(j *job) { b.work.Go(func() { b.perform(j) }) })
 	b.files.clean()
 	b.work.Go(b.endStrays)

@@ -2,7 +2,6 @@ package build
 
 import (
 	"context"
-	"encoding/json"
 	"math"
 	"net/http"
 	"slices"
@@ -119,13 +118,13 @@ func (s *shelf) names(e *entry) []string { return []string{Namespace(s.tenant) +
 
 // startRequest holds the steps of a build.
 type startRequest struct {
-	FromImage         string          `json:"fromImage"`
-	FromTemplate      string          `json:"fromTemplate"`
-	FromImageRegistry json.RawMessage `json:"fromImageRegistry"` // credentials: dropped once decoded
-	Force             bool            `json:"force"`             // without the cache
-	Steps             []step          `json:"steps"`
-	StartCmd          string          `json:"startCmd"`
-	ReadyCmd          string          `json:"readyCmd"`
+	FromImage    string `json:"fromImage"`
+	FromTemplate string `json:"fromTemplate"`
+	Login        *login `json:"fromImageRegistry"` // dropped when the image is there
+	Force        bool   `json:"force"`             // without the cache
+	Steps        []step `json:"steps"`
+	StartCmd     string `json:"startCmd"`
+	ReadyCmd     string `json:"readyCmd"`
 }
 
 // step is one instruction of a template.
@@ -148,12 +147,14 @@ const (
 )
 
 func (q *startRequest) validate() error {
-	q.FromImageRegistry = nil
 	if (q.FromImage == "") == (q.FromTemplate == "") {
 		return fault.New(fault.Invalid, "a build starts from an image or from a template: give fromImage or fromTemplate")
 	}
 	if len(q.FromImage) > maxFrom || len(q.FromTemplate) > maxFrom {
 		return fault.New(fault.Invalid, "the name of what a build starts from is longer than %d bytes", maxFrom)
+	}
+	if err := q.Login.validate(); err != nil {
+		return err
 	}
 	if len(q.Steps) > maxSteps {
 		return fault.New(fault.Invalid, "%d steps are too many; at most %d are allowed", len(q.Steps), maxSteps)
@@ -193,6 +194,9 @@ func (q *startRequest) validateCommands() error {
 func (q *startRequest) size() int {
 	const header = 16 // of a string
 	n := len(q.FromImage) + len(q.FromTemplate) + len(q.StartCmd) + len(q.ReadyCmd)
+	if q.Login != nil {
+		n += len(q.Login.Username) + len(q.Login.Password) + len(q.Login.ServiceAccount)
+	}
 	for _, s := range q.Steps {
 		n += 4*header + len(s.Type) + len(s.FilesHash)
 		for _, a := range s.Args {

@@ -76,22 +76,28 @@ func (b *Builder) touch(ctx context.Context, s *shelf, l *layer) {
 
 // keepLayer keeps what a sandbox has become. A build goes on without.
 func (b *Builder) keepLayer(ctx context.Context, j *job, s *site, key string) {
-	name := hiddenLayer + strings.ToLower(rand.Text())
-	spec := sandbox.SnapshotSpec{Name: name, Description: "step of template " + j.alias}
-	if _, err := b.sandboxes.SnapshotAs(ctx, j.who, s.id, spec); err != nil {
+	if _, err := b.putLayer(ctx, j, s, key, sandbox.SnapshotSpec{Description: "step of template " + j.alias}); err != nil {
 		b.log.Warn("keep a layer of a template build", "template", j.template, "build", j.build, "tenant", j.who.Tenant, "error", err)
-		return
+	}
+}
+
+// putLayer makes a layer of what a sandbox has become, in the place of one with the same key.
+func (b *Builder) putLayer(ctx context.Context, j *job, s *site, key string, spec sandbox.SnapshotSpec) (*layer, error) {
+	spec.Name = hiddenLayer + strings.ToLower(rand.Text())
+	if _, err := b.sandboxes.SnapshotAs(ctx, j.who, s.id, spec); err != nil {
+		return nil, err
 	}
 	old := j.shelf.layer(key)
-	if err := j.shelf.putLayer(ctx, &layer{Key: key, Domain: name, Setting: s.setting.clone(), Used: now()}); err != nil {
-		b.log.Warn("record a layer of a template build", "template", j.template, "build", j.build, "tenant", j.who.Tenant, "error", err)
-		b.discard(ctx, j.who, j.shelf, name)
-		return
+	l := &layer{Key: key, Domain: spec.Name, Setting: s.setting.clone(), Used: now()}
+	if err := j.shelf.putLayer(ctx, l); err != nil {
+		b.discard(ctx, j.who, j.shelf, spec.Name)
+		return nil, fmt.Errorf("record a layer: %w", err)
 	}
 	if old != nil {
 		b.discard(ctx, j.who, j.shelf, old.Domain)
 	}
 	b.discard(ctx, j.who, j.shelf, j.shelf.dropLayers(ctx, b.cfg.MaxLayers)...)
+	return l, nil
 }
 
 func (s *shelf) layer(key string) *layer {

@@ -34,7 +34,10 @@ type domain struct {
 	made      map[string]*template.Template // snapshots
 	refuse    map[string]error              // of RemoveTemplate
 	conns     map[string][]net.Conn
-	failTimes int // how often the command "flaky" fails
+	pulls     []template.PullRequest // that were asked for
+	bare      bool                   // images have no bash
+	stuck     bool                   // images are never ready
+	failTimes int                    // how often the command "flaky" fails
 
 	work sync.WaitGroup // the agents' ends of connections
 }
@@ -44,6 +47,31 @@ func newDomain() *domain {
 		living: map[string]sandbox.Sandbox{}, written: map[string]string{}, users: map[string]bool{"root": true, "user": true},
 		made: map[string]*template.Template{}, refuse: map[string]error{}, conns: map[string][]net.Conn{},
 	}
+}
+
+// registry is what can be pulled.
+var registry = map[string]*template.Template{
+	"debian:13": {
+		Name: "img-debian", Tenant: "acme", Digest: "d-debian", User: "root", Workdir: "/", Env: map[string]string{"LANG": "C.UTF-8"},
+		Image: &template.Image{Reference: "docker.io/library/debian:13"},
+	},
+	"python:3.9-slim": {Name: "img-python", Tenant: "acme", Digest: "d-python39", User: "root", Workdir: "/", Image: &template.Image{}},
+}
+
+func (d *domain) Ensure(_ context.Context, tenant string, r template.PullRequest) (*template.Template, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	tell := r.Progress
+	r.Progress = nil
+	d.pulls = append(d.pulls, r)
+	t := registry[r.Reference]
+	if t == nil {
+		return nil, fault.New(fault.NotFound, "there is no image %s", r.Reference)
+	}
+	tell(template.PullProgress{Step: template.PullResolve})
+	tell(template.PullProgress{Step: template.PullDone, Layer: "sha256:0123456789abcdef0123", Done: 2500, Total: 2500})
+	d.made[t.Name] = t
+	return t, nil
 }
 
 var operators = map[string]*template.Template{
@@ -128,7 +156,7 @@ func (d *domain) SnapshotAs(_ context.Context, p auth.Principal, id string, spec
 		return nil, fault.New(fault.Gone, "sandbox %s has ended", id)
 	}
 	t := &template.Template{
-		Name: spec.Name, Tenant: p.Tenant, Digest: "d-" + spec.Name, Description: spec.Description, Env: spec.Env,
+		Name: spec.Name, Tenant: p.Tenant, Digest: "d-" + spec.Name, Description: spec.Description, Env: spec.Env, Sudo: spec.Sudo,
 		User: cmp.Or(spec.User, "user"), Workdir: cmp.Or(spec.Workdir, "/home/user"), Snapshot: &template.Snapshot{From: sb.Template},
 	}
 	d.made[spec.Name] = t
@@ -145,7 +173,7 @@ func (d *domain) RemoveTemplate(_ context.Context, _ auth.Principal, name string
 		return fault.New(fault.NotFound, "no template %s", name)
 	}
 	for _, t := range d.made {
-		if t.Snapshot.From == name {
+		if t.Snapshot != nil && t.Snapshot.From == name {
 			return fault.New(fault.Conflict, "template %s is made from %s; remove that first", t.Name, name)
 		}
 	}
@@ -217,6 +245,12 @@ func (a *agent) serve() {
 		_ = json.Unmarshal(req.Params, &p)
 		a.write(p)
 	case agentapi.OpStat:
+		var p agentapi.PathParams
+		_ = json.Unmarshal(req.Params, &p)
+		if p.Path == "/bin/bash" && !a.d.bare {
+			a.end(agentapi.End{Outcome: agentapi.OutcomeOK, Value: json.RawMessage(`{}`)})
+			return
+		}
 		a.end(agentapi.End{Outcome: agentapi.OutcomeRefused, Fault: &agentapi.Fault{Kind: fault.NotFound, Message: "it does not exist"}})
 	case agentapi.OpMkdir, agentapi.OpSignal:
 		a.end(agentapi.End{Outcome: agentapi.OutcomeOK, Value: json.RawMessage(`{}`)})
@@ -293,6 +327,12 @@ func (a *agent) do(p agentapi.ExecParams) int {
 	case p.Argv[1] == "-c": // a script of our own
 		if strings.Contains(p.Argv[2], "/etc/passwd") {
 			a.d.users[p.Argv[4]] = true
+		}
+		if a.d.stuck && strings.Contains(p.Argv[2], "/usr/bin/sudo") {
+			a.d.mu.Unlock()
+			defer a.d.mu.Lock()
+			_, _ = io.Copy(io.Discard, a.conn)
+			return -1
 		}
 		return 0
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/covehq/cove/internal/driver/native"
 	"github.com/covehq/cove/internal/driver/native/maker"
 	"github.com/covehq/cove/internal/driver/native/resolver"
+	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/sqlstore"
 	"github.com/covehq/cove/internal/template"
@@ -120,13 +121,20 @@ func newReal(t *testing.T) *real {
 			}
 		}
 	})
-	b, err := build.New(build.Config{Dir: filepath.Join(dir, "files"), Secret: make([]byte, 32)}, manager, db, catalogue{store}, log)
+	b, err := build.New(build.Config{Dir: filepath.Join(dir, "files"), Secret: make([]byte, 32)}, manager, db, catalogue{store}, noImages{}, log)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.Close)
 	r.client = newClient(t, b, r.who)
 	return r
+}
+
+// noImages is a server that can pull nothing.
+type noImages struct{}
+
+func (noImages) Ensure(context.Context, string, template.PullRequest) (*template.Template, error) {
+	return nil, fault.New(fault.Unsupported, "this server's driver cannot start from container images; use one of its templates")
 }
 
 // client speaks to a Builder as an SDK does.

@@ -131,7 +131,10 @@ func (b *Builder) record(ctx context.Context, j *job, r *result, err error) erro
 
 // make runs the steps in a sandbox and makes a template of what became of it.
 func (b *Builder) make(ctx context.Context, j *job, limits template.Limits) (*result, error) {
-	from, err := b.baseOf(ctx, j.who, j.want)
+	from, err := b.baseOf(ctx, j)
+	if err == nil {
+		from, err = b.prepare(ctx, j, from)
+	}
 	if err != nil {
 		return nil, blame(stepBase, err)
 	}

@@ -2,9 +2,7 @@ package build
 
 import (
 	"context"
-	"fmt"
 	"maps"
-	"regexp"
 	"strings"
 
 	"github.com/covehq/cove/internal/auth"
@@ -98,78 +96,4 @@ func (s *shelf) resolve(e *entry, r ref) (Resolved, error) {
 		Template: m.Domain, ID: e.ID, Alias: e.Alias, Env: maps.Clone(m.Setting.Env), User: m.Setting.User,
 		Workdir: m.Setting.Workdir, Limits: m.Limits, Start: m.Start,
 	}, nil
-}
-
-// base is what a build starts from.
-type base struct {
-	domain  string
-	digest  string
-	images  int // disk images below
-	setting setting
-	start   *Start // what its sandboxes start; a template made from it does too, unless it says otherwise
-	name    string // for the log
-}
-
-// baseOf finds the template that a build wants to start from.
-func (b *Builder) baseOf(ctx context.Context, who auth.Principal, want startRequest) (base, error) {
-	from, name := want.FromTemplate, "template "+want.FromTemplate
-	if from == "" {
-		var err error
-		if from, err = b.imageTemplate(ctx, who, want.FromImage); err != nil {
-			return base{}, err
-		}
-		name = want.FromImage
-	}
-	r, err := b.Resolve(ctx, who, from)
-	if err != nil {
-		return base{}, err
-	}
-	t, err := b.templates.Resolve(ctx, who.Tenant, r.Template)
-	if err != nil {
-		return base{}, fmt.Errorf("resolve template: %w", err)
-	}
-	set := setting{Env: r.Env, User: r.User, Workdir: r.Workdir}
-	if set.User == "" {
-		set.User = t.User
-	}
-	if set.Workdir == "" {
-		set.Workdir = t.Workdir
-	}
-	return base{domain: r.Template, digest: t.Digest, images: len(t.Images()), setting: set, start: r.Start, name: name}, nil
-}
-
-var pythonTag = regexp.MustCompile(`^(3(?:\.\d+){0,2})(?:-[a-z0-9.-]+)?$`)
-
-// imageTemplate gives the template that has what an image is asked for. Any other image must be pulled, which this server
-// cannot do yet.
-func (b *Builder) imageTemplate(ctx context.Context, who auth.Principal, image string) (string, error) {
-	name := strings.TrimPrefix(strings.TrimPrefix(strings.TrimSpace(image), "docker.io/"), "library/")
-	name, _, _ = strings.Cut(name, "@")
-	repository, tag, _ := strings.Cut(name, ":")
-	switch repository {
-	case "e2bdev/base":
-		return "base", nil
-	case "e2bdev/code-interpreter":
-		return "code-interpreter-v1", nil
-	case "python":
-		t, err := b.templates.Resolve(ctx, who.Tenant, builtIn["code-interpreter-v1"])
-		if err != nil {
-			return "", fmt.Errorf("resolve template: %w", err)
-		}
-		if fits(tag, t.Python.Version) {
-			return "code-interpreter-v1", nil
-		}
-		return "", fault.New(fault.Unsupported, "image '%.200s' cannot be used: this server cannot pull images yet, and its own Python is %s", image, t.Python.Version)
-	}
-	return "", fault.New(fault.Unsupported,
-		"image '%.200s' cannot be used: this server cannot pull images yet; start from a template (base, code-interpreter-v1 or one of your own) or from the image e2bdev/base", image)
-}
-
-// fits tells whether a tag of the python image means an interpreter like the one that is there.
-func fits(tag, version string) bool {
-	if tag == "" || tag == "latest" || tag == "slim" {
-		return version != ""
-	}
-	m := pythonTag.FindStringSubmatch(tag)
-	return len(m) > 1 && strings.HasPrefix(version+".", m[1]+".")
 }

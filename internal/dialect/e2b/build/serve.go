@@ -127,6 +127,7 @@ func (b *Builder) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	if kind == fault.Internal {
 		b.log.Error("request about templates failed", "path", r.URL.Path, "error", err)
 	}
+	target.Advise(w.Header(), target.Status(kind))
 	fail(w, target.Status(kind), fault.Message(err))
 }
 

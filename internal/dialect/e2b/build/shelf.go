@@ -28,6 +28,8 @@ type shelf struct {
 	tenant    string
 	documents Documents
 
+	preparing chan struct{} // full while an image is made ready; taken before the locks
+
 	changing sync.Mutex // one change at a time, from reading to document; taken before mu
 
 	mu        sync.RWMutex
@@ -42,7 +44,7 @@ type shelf struct {
 
 func newShelf(tenant string, d Documents) *shelf {
 	return &shelf{
-		tenant: tenant, documents: d, templates: map[string]*entry{}, aliases: map[string]string{}, builds: map[string]*made{},
+		tenant: tenant, documents: d, preparing: make(chan struct{}, 1), templates: map[string]*entry{}, aliases: map[string]string{}, builds: map[string]*made{},
 		layers: map[string]*layer{}, doomed: map[string]bool{}, uses: map[string]use{},
 	}
 }

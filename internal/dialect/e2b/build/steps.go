@@ -187,15 +187,19 @@ func (s *site) absolute(ctx context.Context, text string) (clean string, dir boo
 // makeUser makes a user with a group, a home and a shell, if there is none of that name. It does not ask useradd, which not
 // every template has, and which gives up where the host's kernel keeps its audit log to itself.
 const makeUser = `set -e
-id -u -- "$1" >/dev/null 2>&1 && exit
-case $1 in *[!0-9]*) ;; *) exit 0;; esac # a number needs no name
-n=1001
-while getent passwd "$n" >/dev/null || getent group "$n" >/dev/null; do n=$((n+1)); done
-getent group "$1" >/dev/null || echo "$1:x:$n:" >> /etc/group
-g=$(getent group "$1" | cut -d: -f3)
-echo "$1:x:$n:$g::/home/$1:/bin/bash" >> /etc/passwd
-echo "$1:*:19000:0:99999:7:::" >> /etc/shadow
-[ -e "/home/$1" ] || { mkdir -p "/home/$1"; [ ! -d /etc/skel ] || cp -a /etc/skel/. "/home/$1"; chown -R "$n:$g" "/home/$1"; }`
+has() { cut -d: -f1 "$1" | grep -qxF -- "$2"; }
+add() {
+  has /etc/passwd "$1" && return
+  case $1 in *[!0-9]*) ;; *) return 0;; esac # a number needs no name
+  n=$2
+  while grep -q "^[^:]*:[^:]*:$n:" /etc/passwd /etc/group; do n=$((n+1)); done
+  has /etc/group "$1" || echo "$1:x:$n:" >> /etc/group
+  g=$(while IFS=: read -r name _ id _; do [ "$name" != "$1" ] || echo "$id"; done < /etc/group)
+  echo "$1:x:$n:$g::/home/$1:/bin/bash" >> /etc/passwd
+  echo "$1:*:19000:0:99999:7:::" >> /etc/shadow
+  [ -e "/home/$1" ] || { mkdir -p "/home/$1"; [ ! -d /etc/skel ] || cp -a /etc/skel/. "/home/$1"; chown -R "$n:$g" "/home/$1"; }
+}
+add "$1" "${2:-1001}"`
 
 func (s *site) doUser(ctx context.Context, args []string) error {
 	if len(args) != 1 {

@@ -80,6 +80,7 @@ type world struct {
 	documents *memory
 	builder   *build.Builder
 	who       auth.Principal
+	parallel  int // builds at once; zero: as many as usual
 }
 
 // inWorld runs a test where time is false and nothing is left at the end.
@@ -101,9 +102,9 @@ func inWorld(t *testing.T, f func(t *testing.T, w *world)) {
 func (w *world) open() {
 	w.t.Helper()
 	b, err := build.New(build.Config{
-		Dir: w.t.TempDir(), Secret: bytes.Repeat([]byte{7}, 32), MaxUpload: 1 << 20, MaxLayers: 8,
+		Dir: w.t.TempDir(), Secret: bytes.Repeat([]byte{7}, 32), MaxUpload: 1 << 20, MaxLayers: 8, Parallel: w.parallel,
 		Limits: template.Limits{CPUs: 1, MemoryBytes: 512 << 20, DiskBytes: 2 << 30},
-	}, w.domain, w.documents, w.domain, slog.New(slog.DiscardHandler))
+	}, w.domain, w.documents, w.domain, w.domain, slog.New(slog.DiscardHandler))
 	if err != nil {
 		w.t.Fatal(err)
 	}

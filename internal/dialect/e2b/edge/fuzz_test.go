@@ -15,10 +15,11 @@ func FuzzHost(f *testing.F) {
 	for _, host := range []string{
 		"49983-sba.cove.test", "1-a.localhost:80", "49983-sba-c1.cove.test.", "99999-a.cove.test", "0-a.cove.test", "-1-a.cove.test",
 		"+1-a.cove.test", "1-.cove.test", "1-a-.cove.test", "[::1]:80", "cove.test", "", "1-a.b.cove.test", "1-ä.cove.test",
+		"1-a.localhost:|7\n", "1-a.localhost:",
 	} {
 		f.Add(host)
 	}
-	form := regexp.MustCompile(`^(?i)([1-9][0-9]{0,4})-([a-z0-9]+)(-[a-z0-9]+)?\.(cove\.test|localhost)\.?(:.*)?$`)
+	form := regexp.MustCompile(`^(?i)([1-9][0-9]{0,4})-([a-z0-9]+)(-[a-z0-9]+)?\.(cove\.test|localhost)\.?(:[0-9]*)?$`)
 	f.Fuzz(func(t *testing.T, host string) {
 		port, id, ok := edge.ParseHost(host, "cove.test")
 		if !ok {

@@ -82,7 +82,10 @@ func pathRoute(rest string) (route, bool, error) {
 
 // parseHost reads {port}-{id}[-{client}].{domain}[:port], where localhost is always a domain.
 func parseHost(host, domain string) (port int, id string, ok bool) {
-	if h, _, err := net.SplitHostPort(host); err == nil {
+	if h, at, err := net.SplitHostPort(host); err == nil {
+		if _, ok := parsePort(at); !ok && at != "" {
+			return 0, "", false
+		}
 		host = h
 	}
 	host = strings.TrimSuffix(strings.ToLower(host), ".")

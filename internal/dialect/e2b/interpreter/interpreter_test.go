@@ -12,6 +12,8 @@ import (
 	"net/http/httptest"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -215,6 +217,26 @@ func TestPython(t *testing.T) {
 		}
 		if e := w.run(t, object{"code": "x", "language": "python"}); e.text() != "20" || e.count != 3 {
 			t.Errorf("%+v", e)
+		}
+	})
+	t.Run("stdout and stderr come in the order in which they were written", func(t *testing.T) {
+		_, body := w.do(t, http.MethodPost, "/execute", object{"code": "import sys\nfor i in range(200):\n    print(i, file=sys.stderr if i % 3 else sys.stdout)"})
+		var heard []string
+		for line := range strings.Lines(body) {
+			var o struct{ Type, Text string }
+			if err := json.Unmarshal([]byte(line), &o); err != nil {
+				t.Fatal(err)
+			}
+			if o.Type == "stdout" || o.Type == "stderr" {
+				heard = append(heard, strings.Fields(o.Text)...)
+			}
+		}
+		var want []string
+		for i := range 200 {
+			want = append(want, strconv.Itoa(i))
+		}
+		if !slices.Equal(heard, want) {
+			t.Errorf("%q", heard)
 		}
 	})
 	t.Run("output is told as it is, in characters that nothing can cut", func(t *testing.T) {

@@ -31,3 +31,14 @@ func Status(kind fault.Kind) int {
 	}
 	return http.StatusInternalServerError
 }
+
+// Advise tells an SDK whether to try again what was answered with a status.
+func Advise(h http.Header, status int) {
+	switch status {
+	case http.StatusServiceUnavailable:
+		h.Set("Retry-After", "1")
+	case http.StatusTooManyRequests, http.StatusGatewayTimeout:
+		// Without this word the SDKs try three times more, although only somebody's doing changes the answer.
+		h.Set("Should-Retry", "false")
+	}
+}

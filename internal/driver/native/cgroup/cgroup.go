@@ -508,6 +508,15 @@ func (g *Group) Usage() Usage {
 	return u
 }
 
+// Usage reads the accounting of all groups together, those that have ended included.
+func (r *Root) Usage() Usage {
+	all := &Group{root: r, name: r.name}
+	for _, h := range r.dirs {
+		all.parts = append(all.parts, part{controllers: h.controllers, parent: h.top, name: r.name})
+	}
+	return all.Usage()
+}
+
 // OOMKills counts the processes that were killed because the group was out of memory.
 func (g *Group) OOMKills() int {
 	p := g.part("memory")

@@ -1,6 +1,7 @@
 package maker
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,8 +19,39 @@ import (
 // storage is what the operator says of volumes and of paths of the host: a file that root alone can write, since the server,
 // which asks for them, is not to decide which there are.
 type storage struct {
-	HostPaths  []hostPath `json:"host_paths,omitempty"`
-	VolumeSize int64      `json:"volume_size,omitempty"` // bytes; zero: defaultVolume
+	HostPaths     []hostPath `json:"host_paths,omitempty"`
+	VolumeSize    int64      `json:"volume_size,omitempty"`     // bytes; zero: defaultVolume
+	MaxVolumeSize int64      `json:"max_volume_size,omitempty"` // zero: VolumeSize, or defaultVolume if that is more
+}
+
+// usual is the size of a volume that says none.
+func (s storage) usual() int64 {
+	return cmp.Or(s.VolumeSize, min(defaultVolume, cmp.Or(s.MaxVolumeSize, defaultVolume)))
+}
+
+// most is the largest size that a volume may say.
+func (s storage) most() int64 { return cmp.Or(s.MaxVolumeSize, max(s.usual(), defaultVolume)) }
+
+// StorageRules is what the operator's configuration says of storage: host paths as they are written there, "/data" or
+// "/scratch:rw", the size of volumes that say none (zero: 10 GiB, or the largest if that is less) and the largest that others
+// may say (zero: that size, or 10 GiB if that is more).
+type StorageRules struct {
+	HostPaths                 []string
+	VolumeSize, MaxVolumeSize int64
+}
+
+func (r StorageRules) check() error {
+	if err := sandbox.CheckVolumeSize(r.VolumeSize); err != nil {
+		return fmt.Errorf("storage.volume_size: %w", err)
+	}
+	if err := sandbox.CheckVolumeSize(r.MaxVolumeSize); err != nil {
+		return fmt.Errorf("storage.max_volume_size: %w", err)
+	}
+	s := storage{VolumeSize: r.VolumeSize, MaxVolumeSize: r.MaxVolumeSize}
+	if s.usual() > s.most() {
+		return fault.New(fault.Invalid, "storage.max_volume_size: %d bytes are less than what a volume has that says nothing (%d, by storage.volume_size)", s.most(), s.usual())
+	}
+	return nil
 }
 
 // hostPath is a directory of the host that sandboxes may have, with what is below it.
@@ -31,14 +63,13 @@ type hostPath struct {
 
 func storageFile(dataDir string) string { return filepath.Join(dataDir, "maker", "host_paths.json") }
 
-// WriteStorage keeps what the operator's configuration says for the maker: host paths as they are written there, "/data" or
-// "/scratch:rw", and the size of volumes that say none.
-func WriteStorage(dataDir string, hostPaths []string, volumeSize int64) error {
-	if err := sandbox.CheckVolumeSize(volumeSize); err != nil {
-		return fmt.Errorf("storage.volume_size: %w", err)
+// WriteStorage keeps the operator's rules for the maker.
+func WriteStorage(dataDir string, rules StorageRules) error {
+	if err := rules.check(); err != nil {
+		return err
 	}
-	s := storage{VolumeSize: volumeSize}
-	for _, text := range hostPaths {
+	s := storage{VolumeSize: rules.VolumeSize, MaxVolumeSize: rules.MaxVolumeSize}
+	for _, text := range rules.HostPaths {
 		p, err := parseHostPath(text, dataDir)
 		if err != nil {
 			return fault.Wrap(fault.Invalid, err, "storage.host_paths: %q: %v", text, err)
@@ -178,11 +209,8 @@ func (m *Maker) showHostPath(s *shell, t *template.Template, asked sandbox.Mount
 // cloneHostDir finds a directory as the operator sees it, in the mount namespace that the maker was started in, and copies its
 // mount. It enters that namespace: the thread is not of use for anything else afterwards.
 func (m *Maker) cloneHostDir(root, rest string, st *unix.Stat_t) (*os.File, error) {
-	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+	if err := m.enterHost(); err != nil {
 		return nil, err
-	}
-	if err := unix.Setns(int(m.cfg.Host.Fd()), unix.CLONE_NEWNS); err != nil {
-		return nil, fmt.Errorf("enter the host's mounts: %w", err)
 	}
 	// A sandbox may have made a link of what is above the directory, if that is a host path too.
 	fd, err := unix.Openat2(unix.AT_FDCWD, root, &unix.OpenHow{
@@ -205,6 +233,17 @@ func (m *Maker) cloneHostDir(root, rest string, st *unix.Stat_t) (*os.File, erro
 		return nil, err
 	}
 	return cloneDir(dir)
+}
+
+// enterHost brings the calling thread to where the operator sees files.
+func (m *Maker) enterHost() error {
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return err
+	}
+	if err := unix.Setns(int(m.cfg.Host.Fd()), unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("enter the host's mounts: %w", err)
+	}
+	return nil
 }
 
 // specials are file systems that are the kernel's own words, and no files of anybody's, wherever they are mounted.
@@ -233,13 +272,18 @@ func (m *Maker) showToRead(mount *os.File, path string, st unix.Stat_t) error {
 	if st.Mode&0o005 != 0o005 {
 		return fault.New(fault.Denied, "%s is not for everybody on the server to read, and a sandbox is nobody there: chmod o+rx, or have the operator allow it with :rw", path)
 	}
+	return m.unowned(mount, safely|unix.MOUNT_ATTR_RDONLY)
+}
+
+// unowned shows files as nobody's.
+func (m *Maker) unowned(mount *os.File, set uint64) error {
 	userns, err := m.strangers()
 	if err != nil {
 		return err
 	}
-	err = setPrivate(mount, safely|unix.MOUNT_ATTR_RDONLY, userns)
+	err = setPrivate(mount, set, userns)
 	if errors.Is(err, unix.EINVAL) { // a file system that knows no mapping, such as NFS: ids are still nobody's in the sandbox
-		err = setPrivate(mount, safely|unix.MOUNT_ATTR_RDONLY, nil)
+		err = setPrivate(mount, set, nil)
 	}
 	return err
 }

@@ -31,7 +31,7 @@ type layerStore struct {
 	mu      sync.Mutex
 	turns   map[string]*turn         // of layers that somebody unpacks, by digest
 	fresh   map[string]sandbox.Layer // without a description yet
-	claims  map[string]time.Time     // when somebody brought a layer whose image is still to come, by name of its directory
+	claims  map[claim]time.Time      // when somebody brought a layer whose image is still to come
 	working chan struct{}            // bounds how many are unpacked at once
 }
 
@@ -40,6 +40,9 @@ type turn struct {
 	held    chan struct{}
 	waiting int
 }
+
+// claim is one image's to one layer.
+type claim struct{ layer, of string }
 
 // layerFile describes a layer that is whole on disk.
 const layerFile = "layer.json"
@@ -50,7 +53,7 @@ const claimTime = 15 * time.Minute
 // openImages makes the place for layers and clears what an earlier maker left half done.
 func (m *Maker) openImages() error {
 	s := &m.images
-	s.turns, s.fresh, s.claims, s.working = map[string]*turn{}, map[string]sandbox.Layer{}, map[string]time.Time{}, make(chan struct{}, maxUnpacks)
+	s.turns, s.fresh, s.claims, s.working = map[string]*turn{}, map[string]sandbox.Layer{}, map[claim]time.Time{}, make(chan struct{}, maxUnpacks)
 	dir := m.templates.ImagesDir()
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
@@ -131,7 +134,7 @@ func (m *Maker) Layers(ids []string) ([]sandbox.Layer, error) {
 	}
 	var found []sandbox.Layer
 	for _, id := range ids {
-		l, ok, err := m.findLayer(id, false)
+		l, ok, err := m.findLayer(id, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -142,10 +145,10 @@ func (m *Maker) Layers(ids []string) ([]sandbox.Layer, error) {
 	return found, nil
 }
 
-// layer finds one for who is about to use it, and claims it.
-func (m *Maker) layer(id string) (sandbox.Layer, bool, error) { return m.findLayer(id, true) }
+// layer finds one for an image that is about to use it, and claims it.
+func (m *Maker) layer(id, of string) (sandbox.Layer, bool, error) { return m.findLayer(id, &of) }
 
-func (m *Maker) findLayer(id string, claim bool) (l sandbox.Layer, ok bool, err error) {
+func (m *Maker) findLayer(id string, of *string) (l sandbox.Layer, ok bool, err error) {
 	dir, err := m.templates.LayerDir(id)
 	if err != nil {
 		return l, false, err
@@ -164,8 +167,8 @@ func (m *Maker) findLayer(id string, claim bool) (l sandbox.Layer, ok bool, err 
 		}
 		l = read
 	}
-	if claim {
-		s.claims[filepath.Base(dir)] = time.Now()
+	if of != nil {
+		s.claims[claim{filepath.Base(dir), *of}] = time.Now()
 	}
 	return l, true, nil
 }
@@ -176,7 +179,7 @@ func (m *Maker) AddImage(ctx context.Context, r sandbox.ImageRequest) (*template
 		return nil, err
 	}
 	for _, id := range r.Image.Layers {
-		if _, ok, err := m.layer(id); err != nil {
+		if _, ok, err := m.layer(id, r.Claim()); err != nil {
 			return nil, err
 		} else if !ok {
 			return nil, fault.New(fault.Conflict, "layer %s of image %s is not unpacked", id, r.Image.Reference)
@@ -197,7 +200,9 @@ func (m *Maker) AddImage(ctx context.Context, r sandbox.ImageRequest) (*template
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, id := range r.Image.Layers {
-		delete(s.claims, strings.TrimPrefix(id, "sha256:")) // the record keeps it from now on
+		name := strings.TrimPrefix(id, "sha256:")
+		delete(s.claims, claim{name, r.Claim()}) // the record keeps it from now on
+		delete(s.claims, claim{name, ""})        // of somebody who did not say for what
 	}
 	m.wg.Go(m.sealLayers)
 	return t, nil
@@ -302,10 +307,14 @@ func (s *layerStore) wanted(name string) bool {
 	if fresh || s.turns[id] != nil {
 		return true
 	}
-	since, ok := s.claims[name]
-	if ok && time.Since(since) >= claimTime {
-		delete(s.claims, name)
-		return false
+	wanted := false
+	for c, since := range s.claims {
+		switch {
+		case time.Since(since) >= claimTime:
+			delete(s.claims, c)
+		case c.layer == name:
+			wanted = true
+		}
 	}
-	return ok
+	return wanted
 }

@@ -43,10 +43,15 @@ func (m *Maker) showMounts(ctx context.Context, s *shell, t *template.Template, 
 	}
 	for i, asked := range s.form.mounts.asked {
 		var f *os.File
-		if asked.Kind == sandbox.MountVolume {
+		switch asked.Kind {
+		case sandbox.MountVolume:
 			f, err = m.showVolume(ctx, s, asked, userns)
-		} else {
+		case sandbox.MountData:
+			f, err = m.showData(asked)
+		case sandbox.MountHost:
 			f, err = m.showHostPath(s, t, asked)
+		default:
+			err = fault.New(fault.Invalid, "unknown kind of mount %.40q", asked.Kind)
 		}
 		if err != nil {
 			return files, err

@@ -339,6 +339,8 @@ func (m *Maker) stats() *wire.Stats {
 		}
 		p.mu.Unlock()
 	}
+	all := m.groups.Usage()
+	s.CPUMS, s.Memory = all.CPUMS, all.MemoryBytes
 	if entries, err := os.ReadDir("/proc/self/fd"); err == nil {
 		s.FDs = len(entries)
 	}

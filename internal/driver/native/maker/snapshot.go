@@ -45,7 +45,7 @@ func (m *Maker) Snapshot(ctx context.Context, r sandbox.SnapshotRequest) (*templ
 	}
 	t, err := m.templates.AddSnapshot(ctx, template.NewSnapshot{
 		From: from, Tenant: r.Tenant, Name: r.Name, Description: r.Description, Above: len(images),
-		Env: r.Env, User: r.User, Workdir: r.Workdir,
+		Env: r.Env, User: r.User, Workdir: r.Workdir, Sudo: r.Sudo,
 		Put: func(i int, path string) error { return append(images, l.pool.images...)[i].keep(path) },
 	})
 	if err != nil {

@@ -75,7 +75,7 @@ func (m *Maker) Unpack(ctx context.Context, r sandbox.LayerRequest, blob *os.Fil
 		return sandbox.Layer{}, err
 	}
 	defer done()
-	if l, ok, err := m.layer(r.DiffID); err != nil || ok {
+	if l, ok, err := m.layer(r.DiffID, r.For); err != nil || ok {
 		return l, err
 	}
 	select {
@@ -143,7 +143,7 @@ func (m *Maker) unpackNew(ctx context.Context, r sandbox.LayerRequest, blob *os.
 	if err := os.Rename(tmp, dir); err != nil {
 		return sandbox.Layer{}, fmt.Errorf("keep layer: %w", err)
 	}
-	s.fresh[r.DiffID], s.claims[filepath.Base(dir)] = l, time.Now()
+	s.fresh[r.DiffID], s.claims[claim{filepath.Base(dir), r.For}] = l, time.Now()
 	m.log.Info("layer unpacked", "layer", r.DiffID, "bytes", l.Bytes, "files", l.Files, "skipped", result.Skipped, "nobodys", result.Nobodys)
 	m.wg.Go(func() { // nobody waits for it: who adds an image does so again
 		if err := m.settleLayers(); err != nil {

@@ -1,7 +1,6 @@
 package maker
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -196,12 +195,11 @@ func (m *Maker) makeVolume(ctx context.Context, u *volume, size int64) error {
 	if err != nil {
 		return err
 	}
-	usual := cmp.Or(s.VolumeSize, defaultVolume)
-	if most := max(usual, defaultVolume); size > most {
-		return fault.New(fault.Denied, "a volume of %d bytes is larger than this server's operator allows (%d, by storage.volume_size)", size, most)
+	if most := s.most(); size > most {
+		return fault.New(fault.Denied, "a volume of %d bytes is larger than this server's operator allows (%d, by storage.max_volume_size)", size, most)
 	}
 	if size == 0 {
-		size = usual
+		size = s.usual()
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, makeTime, fault.New(fault.Timeout, "the volume %s could not be made within %v", name, makeTime))
 	defer cancel()

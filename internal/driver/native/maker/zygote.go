@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/driver/native/cgroup"
 	"github.com/covehq/cove/internal/driver/native/seccomp"
 	"github.com/covehq/cove/internal/driver/native/trace"
@@ -143,6 +145,7 @@ func (m *Maker) startZygote(ctx context.Context, t *template.Template, owner int
 		_, _ = waitExit(z.pid, z.pidfd)
 		z.pidfd.Close()
 	})
+	z.goSooner()
 	if err := m.furnishZygote(z, t, owner, mine); err != nil {
 		return nil, fmt.Errorf("start zygote: %w", err)
 	}
@@ -163,6 +166,18 @@ func (m *Maker) startZygote(ctx context.Context, t *template.Template, owner int
 		m.attendZygote(z)
 	}()
 	return z, nil
+}
+
+// goSooner has kernels, which inherit it, be ended before the agents of their sandboxes when memory runs out. The agent itself cannot say so of
+// a kernel, whose memory belongs to the zygote's namespace. A zygote that goes too is made again; where it cannot be said all are alike.
+func (z *zygote) goSooner() {
+	var own int
+	if raw, err := os.ReadFile("/proc/self/oom_score_adj"); err != nil {
+		return
+	} else if _, err := fmt.Sscan(string(raw), &own); err != nil {
+		return
+	}
+	_ = os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", z.pid), []byte(strconv.Itoa(min(own+agentapi.SoonerBy, 1000))), 0)
 }
 
 func (m *Maker) furnishZygote(z *zygote, t *template.Template, owner int, socket *os.File) error {

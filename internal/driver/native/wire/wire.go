@@ -120,6 +120,8 @@ type Stats struct {
 	Slots     int            `json:"slots"`
 	FDs       int            `json:"fds"`
 	Goroutine int            `json:"goroutines"`
+	CPUMS     int64          `json:"cpu_ms"`       // of all sandboxes since the maker began, zygotes included
+	Memory    int64          `json:"memory_bytes"` // of the same now
 	Timings   map[string]any `json:"timings,omitempty"`
 }
 

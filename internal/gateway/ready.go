@@ -1,0 +1,129 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Checks are the parts without which the server cannot serve; each is nil when it can.
+type Checks map[string]func(context.Context) error
+
+// readiness is what /readyz answers. Whoever asks has no key: it says which part fails, and the log why.
+type readiness struct {
+	Status string            `json:"status"`
+	Checks map[string]string `json:"checks"`
+}
+
+// The words of readiness.
+const (
+	statusReady    = "ready"
+	statusNot      = "unavailable"
+	statusDraining = "draining"
+	checkOK        = "ok"
+	checkFailed    = "failed"
+)
+
+// How long an answer of the parts holds, and how long one may take.
+const (
+	defaultReadyFor = time.Second
+	checkPatience   = 2 * time.Second
+)
+
+// health is what the parts said last. Whoever asks needs no key, so the parts are asked no more often by being asked for often.
+type health struct {
+	mu    sync.Mutex // held while they are asked
+	at    time.Time
+	last  map[string]string
+	stuck map[string]chan error // checks that did not come back in time
+}
+
+// look asks the parts, unless that was done just now.
+func (g *Gateway) look() map[string]string {
+	h := &g.health
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.last != nil && time.Since(h.at) < g.cfg.ReadyFor {
+		return h.last
+	}
+	now := map[string]string{}
+	for name := range g.cfg.Checks {
+		now[name] = checkOK
+		err := g.ask(name)
+		if err != nil {
+			now[name] = checkFailed
+		}
+		switch failed := h.last[name] == checkFailed; {
+		case err != nil && !failed:
+			g.cfg.Log.Warn("not ready", "check", name, "error", err)
+		case err == nil && failed:
+			g.cfg.Log.Info("ready again", "check", name)
+		}
+	}
+	h.last, h.at = now, time.Now()
+	return now
+}
+
+// ask asks one part. One that hangs, as a disk may, has failed, and is not asked again before it has come back. The caller
+// holds mu.
+func (g *Gateway) ask(name string) error {
+	answer := g.health.stuck[name]
+	if answer == nil {
+		answer = make(chan error, 1)
+		g.inflight.Go(func() {
+			// It is nobody's request: the answer is for all.
+			ctx, cancel := context.WithTimeout(context.Background(), checkPatience)
+			defer cancel()
+			answer <- g.cfg.Checks[name](ctx)
+		})
+	}
+	late := time.NewTimer(checkPatience)
+	defer late.Stop()
+	select {
+	case err := <-answer:
+		delete(g.health.stuck, name)
+		return err
+	case <-late.C:
+		if g.health.stuck == nil {
+			g.health.stuck = map[string]chan error{}
+		}
+		g.health.stuck[name] = answer
+		return errors.New("it does not answer")
+	}
+}
+
+func (g *Gateway) ready(w http.ResponseWriter, _ *http.Request) {
+	now := readiness{Status: statusReady, Checks: g.look()}
+	if slices.Contains(slices.Collect(maps.Values(now.Checks)), checkFailed) {
+		now.Status = statusNot
+	}
+	if g.draining.Load() {
+		now.Status = statusDraining
+	}
+	if now.Status == statusReady {
+		tell(w, http.StatusOK, now)
+		return
+	}
+	tell(w, http.StatusServiceUnavailable, struct {
+		readiness
+		Error map[string]string `json:"error"`
+	}{now, map[string]string{"kind": "unavailable", "message": now.reason()}})
+}
+
+func (n readiness) reason() string {
+	if n.Status == statusDraining {
+		return "the server is shutting down"
+	}
+	var failed []string
+	for _, name := range slices.Sorted(maps.Keys(n.Checks)) {
+		if n.Checks[name] != checkOK {
+			failed = append(failed, name)
+		}
+	}
+	return "not ready: " + strings.Join(failed, ", ") + "; the server's log says why"
+}
