@@ -11,7 +11,7 @@ SHELL_C := $(MAKER)/shell/shell.c $(MAKER)/shell/syscalls.h
 SHIM    := kernel/native/shim-$(GOARCH).so
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-all test-isolation test-e2b test-opensandbox compat e2b-lock opensandbox-lock fuzz bench bench-quick bench-smoke bench-plot bench-e2b bench-opensandbox docs lint clean programs FORCE
+.PHONY: acceptance build run test test-all test-isolation test-e2b test-opensandbox test-python compat e2b-lock opensandbox-lock python-lock fuzz bench bench-quick bench-smoke bench-plot bench-e2b bench-opensandbox bench-artifacts bench-datasets bench-langgraph docs lint clean programs FORCE
 
 build: bin/cove bin/cove-agent
 
@@ -66,12 +66,24 @@ test-e2b: programs
 test-opensandbox: programs
 	$(GO) test -count=1 -v -timeout 20m -run 'TestOpenSandbox' ./e2e
 
-# The same, and the tables of docs/compatibility.md from what they said.
+# The Python package: its client, and the tools for LangChain, LangGraph and deepagents in two versions.
+test-python: programs
+	$(GO) test -count=1 -v -timeout 20m -run 'TestPython' ./e2e
+
+# The two of E2B and OpenSandbox, and the tables of docs/compatibility.md from what they said.
 compat: programs
 	mkdir -p bin
 	rm -f bin/e2b.jsonl bin/opensandbox.jsonl
 	E2B_SUITE_REPORT=$(CURDIR)/bin/e2b.jsonl OPENSANDBOX_SUITE_REPORT=$(CURDIR)/bin/opensandbox.jsonl \
 		$(GO) test -count=1 -timeout 30m -run 'TestE2B|TestOpenSandbox' ./e2e
+
+# Every suite, and docs/acceptance.md and .json from what it said: which test proves which promise.
+acceptance: programs
+	rm -rf bin/acceptance
+	mkdir -p bin/acceptance
+	-E2B_SUITE_REPORT=$(CURDIR)/bin/acceptance/e2b.jsonl OPENSANDBOX_SUITE_REPORT=$(CURDIR)/bin/acceptance/opensandbox.jsonl \
+		COVE_ACCEPTANCE_REPORT=$(CURDIR)/bin/acceptance/python.jsonl $(GO) test -count=1 -json -timeout 60m ./... > bin/acceptance/go.json
+	COVE_ACCEPTANCE=$(CURDIR)/bin/acceptance $(GO) test -count=1 -run TestTheReportIsWritten ./e2e/acceptance
 
 # The newest versions into the lock files. Needs uv and npm.
 e2b-lock:
@@ -85,6 +97,12 @@ opensandbox-lock:
 	cd e2e/opensandbox/june && uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--no-header --no-annotate --quiet requirements.txt --output-file requirements.lock
 	cd e2e/opensandbox/js && npm install --package-lock-only --ignore-scripts --save-exact @alibaba-group/opensandbox@latest
+
+python-lock:
+	cd python && uv pip compile --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--no-header --no-annotate --quiet requirements.txt --output-file requirements.lock
+	cd python/tests/deepagents06 && uv pip compile --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--no-header --no-annotate --quiet requirements.txt --output-file requirements.lock
 
 FUZZTIME ?= 60s
 fuzz: programs
@@ -111,6 +129,18 @@ bench-e2b: programs
 # Through OpenSandbox's SDK for Python, beside a Docker engine with the same image: create, commands, twenty at once, memory, unpacking.
 bench-opensandbox: programs
 	COVE_OPENSANDBOX_BENCH=$(CURDIR)/bench/results/opensandbox.json $(GO) test -count=1 -v -timeout 30m -run 'TestOpenSandboxBench$$' ./e2e
+
+# Twenty-two sessions over one dataset of a gigabyte: how often the page cache holds it.
+bench-datasets: programs
+	COVE_DATASETS_BENCH=$(CURDIR)/bench/results/datasets.json $(GO) test -count=1 -v -timeout 10m -run 'TestDatasetsBench$$' ./e2e
+
+# Keeping files beside cp and sha256sum of the same files: a thousand small ones, and one of a gigabyte.
+bench-artifacts: programs
+	COVE_ARTIFACTS_BENCH=$(CURDIR)/bench/results/artifacts.json $(GO) test -count=1 -v -timeout 20m -run 'TestArtifactsBench$$' ./e2e
+
+# A call of LangGraph's ToolNode to its answer, beside a fresh Python process for the same code.
+bench-langgraph: programs
+	COVE_LANGGRAPH_BENCH=$(CURDIR)/bench/results/langgraph.json $(GO) test -count=1 -v -timeout 10m -run 'TestLangGraphBench$$' ./e2e
 
 # The picture and the tables of README.md and docs/performance.md, from bench/results/peers.json.
 bench-plot:

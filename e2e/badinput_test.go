@@ -51,7 +51,7 @@ func TestACreateThatCannotBeGrantedIsRefusedClearly(t *testing.T) {
 }
 
 // S0.3, S4.51
-func TestAWrongKeyIsRefusedBeforeAnythingIsMade(t *testing.T) {
+func TestS0_3_AWrongKeyIsRefusedBeforeAnythingIsMade(t *testing.T) {
 	s := sharedServer(t)
 	for claim, key := range map[string]string{"none": "", "another's": "e2b_" + strings.Repeat("0", 40), "not one at all": "ключ"} {
 		c, err := client.New(s.url, key)
@@ -108,7 +108,7 @@ func TestARequestThatIsNotOneIsRefused(t *testing.T) {
 	}
 }
 
-func TestCodeThatHarmsItsOwnSandboxIsToldSo(t *testing.T) {
+func TestS0_66_S4_48_CodeThatHarmsItsOwnSandboxIsToldSo(t *testing.T) {
 	s := sharedServer(t)
 	for claim, c := range map[string]struct {
 		code    string

@@ -30,8 +30,7 @@ func together(n int, f func(i int)) {
 	wg.Wait()
 }
 
-// S0.81, S4.55
-func TestManyAtOnce(t *testing.T) {
+func TestS0_81_S4_55_ManyAtOnce(t *testing.T) {
 	s := sharedServer(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()

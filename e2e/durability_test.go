@@ -101,7 +101,7 @@ func TestASandboxEndsAtItsDeadlineWithoutAServer(t *testing.T) {
 	expect(t, err, client.Gone, "expired")
 }
 
-func TestEveryEndHasACauseThatIsReadableAfterDeath(t *testing.T) {
+func TestS0_14_EveryEndHasACauseThatIsReadableAfterDeath(t *testing.T) {
 	s := sharedServer(t)
 	ends := map[string]struct {
 		create client.CreateRequest

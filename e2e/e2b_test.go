@@ -1,14 +1,9 @@
 package e2e_test
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
-	"fmt"
 	"io"
-	"io/fs"
 	"net/http"
 	"os"
 	"os/exec"
@@ -16,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/covehq/cove/client"
 )
@@ -24,22 +18,21 @@ import (
 // The published E2B packages against a server: the tests are in e2b/python and e2b/js, their lock files pin everything
 // with hashes, Node.js included, so that a machine needs no more than Python and a package index.
 
-// e2bLimit is how long one suite may take before something hangs.
-const e2bLimit = 8 * time.Minute
-
 func TestE2B(t *testing.T) {
 	if testing.Short() {
 		t.Skip("installs packages and runs for minutes")
 	}
 	tools := e2bPackages(t)
+	registry := startRegistry(t)
 	s := newServer(t)
-	t.Cleanup(func() { removeSnapshots(t, s) })
+	t.Cleanup(func() { removeImages(t, s) })
 	memory := rss(s.cmd.Process.Pid)
 	foreign, err := s.CreateKey(t.Context(), client.KeyRequest{Tenant: "foreign", Name: "another tenant's"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	env := append(s.e2b(), "E2B_SUITE_FOREIGN_KEY="+foreign.Secret)
+	env := append(s.e2b(), "E2B_SUITE_FOREIGN_KEY="+foreign.Secret, "E2B_SUITE_REGISTRY="+registry.host,
+		"E2B_SUITE_REGISTRY_USER="+registryUser, "E2B_SUITE_REGISTRY_PASSWORD="+registryPassword)
 	t.Run("suites", func(t *testing.T) {
 		for _, suite := range []struct {
 			name    string
@@ -163,145 +156,24 @@ func e2bPackages(t *testing.T) e2bTools {
 	return tools
 }
 
-var installE2B = sync.OnceValues(func() (e2bTools, error) {
-	cache := os.Getenv("COVE_TEST_CACHE")
-	if cache == "" {
-		dir, err := os.UserCacheDir()
-		if err != nil {
-			return e2bTools{}, err
-		}
-		cache = filepath.Join(dir, "cove-test")
+var installE2B = sync.OnceValues(func() (tools e2bTools, err error) {
+	if tools.python, err = venv("e2b-python", "e2b/python/requirements.lock"); err != nil {
+		return tools, err
 	}
-	python, err := installed(filepath.Join(cache, "e2b-python"), "e2b/python/requirements.lock", func(dir, lock string) [][]string {
-		return [][]string{
-			{"python3", "-m", "venv", dir},
-			{filepath.Join(dir, "bin", "pip"), "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "-r", lock},
-		}
-	})
-	if err != nil {
-		return e2bTools{}, err
-	}
-	js, err := installed(filepath.Join(cache, "e2b-js"), "e2b/js/package-lock.json", func(dir, lock string) [][]string {
-		npm := filepath.Join(python, "bin", "npm")
-		return [][]string{
-			{"cp", lock, filepath.Join(filepath.Dir(lock), "package.json"), dir},
-			{npm, "ci", "--prefix", dir, "--no-audit", "--no-fund", "--ignore-scripts"},
-		}
-	})
-	return e2bTools{python: python, modules: filepath.Join(js, "node_modules")}, err
+	tools.modules, err = nodeModules("e2b-js", "e2b/js/package-lock.json", tools.python)
+	return tools, err
 })
-
-// installed gives the directory that commands made for a lock file, now or earlier. A half-made one is made anew: the
-// mark of completeness is written last.
-func installed(prefix, lock string, commands func(dir, lock string) [][]string) (string, error) {
-	lock, err := filepath.Abs(lock)
-	if err != nil {
-		return "", err
-	}
-	text, err := os.ReadFile(lock)
-	if err != nil {
-		return "", err
-	}
-	sum := sha256.Sum256(text)
-	dir := prefix + "-" + hex.EncodeToString(sum[:6])
-	mark := filepath.Join(dir, "complete")
-	if _, err := os.Stat(mark); err == nil {
-		return dir, nil
-	}
-	if err := os.RemoveAll(dir); err != nil {
-		return "", err
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
-	}
-	for _, argv := range commands(dir, lock) {
-		cmd := exec.Command(argv[0], argv[1:]...)
-		// npm is a script that finds its node by the path.
-		cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(argv[0])+":"+os.Getenv("PATH"))
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return "", fmt.Errorf("%s: %w\n%s", strings.Join(argv, " "), err, out)
-		}
-	}
-	return dir, os.WriteFile(mark, nil, 0o644)
-}
 
 // pytest is the command that runs tests of e2b/python.
 func (e e2bTools) pytest(t *testing.T, args ...string) []string {
 	t.Helper()
-	dir, err := filepath.Abs("e2b/python")
-	if err != nil {
-		t.Fatal(err)
-	}
-	command := []string{filepath.Join(e.python, "bin", "python"), "-B", "-m", "pytest", "--rootdir", dir, "-c", filepath.Join(dir, "pytest.ini"), "--durations=5"}
-	named := false
-	for _, arg := range args {
-		if !strings.HasPrefix(arg, "-") {
-			arg, named = filepath.Join(dir, arg), true
-		}
-		command = append(command, arg)
-	}
-	if !named {
-		command = append(command, dir)
-	}
-	return command
+	return pytest(t, e.python, "e2b/python", args...)
 }
 
-// node is the command that runs tests of e2b/js, from a directory that has node_modules next to them.
+// node is the command that runs tests of e2b/js.
 func (e e2bTools) node(t *testing.T, files ...string) []string {
 	t.Helper()
-	dir := t.TempDir()
-	if err := os.CopyFS(dir, mjsFiles{os.DirFS("e2b/js")}); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(e.modules, filepath.Join(dir, "node_modules")); err != nil {
-		t.Fatal(err)
-	}
-	command := []string{filepath.Join(e.python, "bin", "node"), "--test", "--test-force-exit", "--test-reporter=spec", "--test-concurrency=1"}
-	for _, file := range files {
-		command = append(command, filepath.Join(dir, file))
-	}
-	return command
-}
-
-// mjsFiles is a directory with nothing in it but modules.
-type mjsFiles struct{ fs.FS }
-
-func (f mjsFiles) ReadDir(name string) ([]fs.DirEntry, error) {
-	entries, err := fs.ReadDir(f.FS, name)
-	kept := entries[:0]
-	for _, e := range entries {
-		if strings.HasSuffix(e.Name(), ".mjs") {
-			kept = append(kept, e)
-		}
-	}
-	return kept, err
-}
-
-// runSuite runs a command with an environment that has nothing of this machine's own E2B settings; what it says is told
-// when it fails.
-func runSuite(t *testing.T, command, env []string) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), e2bLimit)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
-	for _, pair := range os.Environ() {
-		if !strings.HasPrefix(pair, "E2B_") || strings.HasPrefix(pair, "E2B_SUITE_") || strings.HasPrefix(pair, "E2B_BENCH_") {
-			cmd.Env = append(cmd.Env, pair)
-		}
-	}
-	cmd.Env = append(cmd.Env, env...)
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Run(); err != nil {
-		t.Errorf("%s: %v\n%s", strings.Join(command, " "), err, &out)
-		return
-	}
-	t.Logf("%s", lastLines(out.String(), 40))
-}
-
-func lastLines(text string, n int) string {
-	lines := strings.Split(strings.TrimSpace(text), "\n")
-	return strings.Join(lines[max(0, len(lines)-n):], "\n")
+	return nodeTests(t, e.python, e.modules, "e2b/js", files...)
 }
 
 // removeSnapshots takes away the templates that the suites left in the folder that all tests share.

@@ -66,13 +66,9 @@ func program(t testing.TB) string {
 
 // templates is the folder of built templates that all tests on this machine share: their packages take a minute.
 var templates = sync.OnceValues(func() (string, error) {
-	cache := os.Getenv("COVE_TEST_CACHE")
-	if cache == "" {
-		dir, err := os.UserCacheDir()
-		if err != nil {
-			return "", err
-		}
-		cache = filepath.Join(dir, "cove-test")
+	cache, err := testCache()
+	if err != nil {
+		return "", err
 	}
 	dir := filepath.Join(cache, "templates")
 	// Built by its own path, not through a server's link to it: what is written here outlives that server.

@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 
@@ -172,56 +171,20 @@ func openSandboxPackages(t *testing.T) openSandboxTools {
 }
 
 var installOpenSandbox = sync.OnceValues(func() (tools openSandboxTools, err error) {
-	cache := os.Getenv("COVE_TEST_CACHE")
-	if cache == "" {
-		dir, err := os.UserCacheDir()
-		if err != nil {
-			return tools, err
-		}
-		cache = filepath.Join(dir, "cove-test")
-	}
-	venv := func(dir, lock string) [][]string {
-		return [][]string{
-			{"python3", "-m", "venv", dir},
-			{filepath.Join(dir, "bin", "pip"), "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "-r", lock},
-		}
-	}
-	if tools.python, err = installed(filepath.Join(cache, "opensandbox-python"), "opensandbox/python/requirements.lock", venv); err != nil {
+	if tools.python, err = venv("opensandbox-python", "opensandbox/python/requirements.lock"); err != nil {
 		return tools, err
 	}
-	if tools.june, err = installed(filepath.Join(cache, "opensandbox-june"), "opensandbox/june/requirements.lock", venv); err != nil {
+	if tools.june, err = venv("opensandbox-june", "opensandbox/june/requirements.lock"); err != nil {
 		return tools, err
 	}
-	js, err := installed(filepath.Join(cache, "opensandbox-js"), "opensandbox/js/package-lock.json", func(dir, lock string) [][]string {
-		npm := filepath.Join(tools.python, "bin", "npm")
-		return [][]string{
-			{"cp", lock, filepath.Join(filepath.Dir(lock), "package.json"), dir},
-			{npm, "ci", "--prefix", dir, "--no-audit", "--no-fund", "--ignore-scripts"},
-		}
-	})
-	tools.modules = filepath.Join(js, "node_modules")
+	tools.modules, err = nodeModules("opensandbox-js", "opensandbox/js/package-lock.json", tools.python)
 	return tools, err
 })
 
 // pytest is the command that runs tests of opensandbox/python with the packages of a virtual environment.
 func (o openSandboxTools) pytest(t *testing.T, venv string, args ...string) []string {
 	t.Helper()
-	dir, err := filepath.Abs("opensandbox/python")
-	if err != nil {
-		t.Fatal(err)
-	}
-	command := []string{filepath.Join(venv, "bin", "python"), "-B", "-m", "pytest", "--rootdir", dir, "-c", filepath.Join(dir, "pytest.ini"), "--durations=5"}
-	named := false
-	for _, arg := range args {
-		if !strings.HasPrefix(arg, "-") {
-			arg, named = filepath.Join(dir, arg), true
-		}
-		command = append(command, arg)
-	}
-	if !named {
-		command = append(command, dir)
-	}
-	return command
+	return pytest(t, venv, "opensandbox/python", args...)
 }
 
 // juneTests are those that the packages of June run: what differs between the two lines is inside the sandbox, and the
@@ -234,19 +197,8 @@ func (o openSandboxTools) juneTests() []string {
 	return tests
 }
 
-// node is the command that runs tests of opensandbox/js, from a directory that has node_modules next to them.
+// node is the command that runs tests of opensandbox/js.
 func (o openSandboxTools) node(t *testing.T, files ...string) []string {
 	t.Helper()
-	dir := t.TempDir()
-	if err := os.CopyFS(dir, mjsFiles{os.DirFS("opensandbox/js")}); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(o.modules, filepath.Join(dir, "node_modules")); err != nil {
-		t.Fatal(err)
-	}
-	command := []string{filepath.Join(o.python, "bin", "node"), "--test", "--test-force-exit", "--test-reporter=spec", "--test-concurrency=1"}
-	for _, file := range files {
-		command = append(command, filepath.Join(dir, file))
-	}
-	return command
+	return nodeTests(t, o.python, o.modules, "opensandbox/js", files...)
 }

@@ -105,9 +105,13 @@ func (r *testRegistry) ServeHTTP(w http.ResponseWriter, q *http.Request) {
 		return
 	}
 	if rest, ok := strings.CutPrefix(q.URL.Path, "/v2/private/"); ok && !open { // whatever it is called, so that each test has one that nobody has pulled
-		_, rest, _ = strings.Cut(rest, "/")
+		called, rest, _ := strings.Cut(rest, "/")
+		repository := "busybox"
+		if strings.HasPrefix(called, "bash") {
+			repository = "bash"
+		}
 		q = q.Clone(q.Context())
-		q.URL.Path = "/v2/private/busybox/" + rest
+		q.URL.Path = "/v2/private/" + repository + "/" + rest
 	}
 	if isBlob && digest == broken && !open && q.Method == http.MethodGet {
 		w = &corrupted{ResponseWriter: w}
@@ -148,6 +152,11 @@ var testImages = sync.OnceValues(func() (map[string]v1.Image, error) {
 		b.layer(file("/data/kept", 0o644, "kept\n"), file("/data/gone", 0o644, "gone\n"), link("/data/link", "kept"), hard("/data/hard", "/data/kept"), file("/data/opaque/old", 0o644, "")),
 		b.layer(file("/data/.wh.gone", 0o644, ""), file("/data/opaque/.wh..wh..opq", 0o644, ""), file("/data/opaque/new", 0o644, "")))
 	b.image("scratch:1", v1.Config{}, b.layer(hostFile("/busybox", "/bin/busybox"), dir("/data", 0o755)))
+	if bash, err := programFiles("/bin/bash"); err != nil {
+		b.err = err
+	} else {
+		b.images["private/bash:1"] = b.image("bash:1", v1.Config{Env: []string{"PATH=/bin:/usr/bin", "FROM_IMAGE=yes"}, WorkingDir: "/srv"}, base, b.layer(bash...))
+	}
 	deep := []v1.Layer{base}
 	for i := range 100 {
 		deep = append(deep, b.layer(file(fmt.Sprintf("/layers/%03d", i), 0o644, "")))
@@ -331,6 +340,19 @@ func pythonFiles() ([]entry, error) {
 		entries = append(entries, hostFile(lib, lib))
 	}
 	return entries, err
+}
+
+// programFiles are a program of the host and the libraries that it links.
+func programFiles(program string) ([]entry, error) {
+	libraries := map[string]bool{}
+	if err := linked(program, libraries); err != nil {
+		return nil, err
+	}
+	entries := []entry{hostFile(program, program)}
+	for _, lib := range slices.Sorted(maps.Keys(libraries)) {
+		entries = append(entries, hostFile(lib, lib))
+	}
+	return entries, nil
 }
 
 // linked adds the libraries that a program loads, under the names that it loads them by.

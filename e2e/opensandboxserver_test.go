@@ -114,7 +114,7 @@ sandbox.close()
 `
 
 // What a newcomer does: start the server, copy the lines that it prints, run a program.
-func TestOpenSandboxS3_2ServeWithoutArgumentsListensOn8080(t *testing.T) {
+func TestOpenSandboxS3_2_S2_58ServeWithoutArgumentsListensOn8080(t *testing.T) {
 	if testing.Short() {
 		t.Skip("installs packages")
 	}
@@ -330,6 +330,67 @@ func TestOpenSandboxACreateThatNobodyWaitsFor(t *testing.T) {
 		s.e2bCall(t, http.StatusOK, &list, "GET", "/v1/sandboxes", "")
 		return len(list.Items) == 0
 	})
+}
+
+const patientProgram = `
+import sys
+from datetime import timedelta
+from opensandbox import SandboxSync
+from opensandbox.config import ConnectionConfigSync
+sandbox = SandboxSync.create(sys.argv[1], connection_config=ConnectionConfigSync(request_timeout=timedelta(seconds=120)), ready_timeout=timedelta(seconds=60))
+print(sandbox.get_info().status.state, sandbox.commands.run("echo here").text)
+sandbox.kill()
+sandbox.close()
+`
+
+// A registry that takes its time holds nobody's request for longer than a client waits: the sandbox is pending, and then it runs.
+func TestOpenSandboxS3_11ASlowImageIsPendingAndThenRuns(t *testing.T) {
+	if testing.Short() {
+		t.Skip("waits for as long as a create is held")
+	}
+	tools := openSandboxPackages(t)
+	r := startRegistry(t)
+	hold := make(chan struct{})
+	front := startFront(t, func(w http.ResponseWriter, q *http.Request) {
+		if strings.Contains(q.URL.Path, "/blobs/") {
+			select {
+			case <-hold:
+			case <-q.Context().Done():
+				return
+			}
+		}
+		r.ServeHTTP(w, q)
+	})
+	release := sync.OnceFunc(func() { close(hold) })
+	t.Cleanup(release)
+	s := newServer(t)
+	t.Cleanup(func() { removeImages(t, s) })
+	sdk := exec.Command(filepath.Join(tools.python, "bin", "python"), "-B", "-c", patientProgram, front+"/busybox:1")
+	sdk.Env = append(os.Environ(), s.openSandbox(t)...)
+	var said lockedBuffer
+	sdk.Stdout, sdk.Stderr = &said, &said
+	if err := sdk.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- sdk.Wait() }()
+
+	var made created
+	s.e2bCall(t, http.StatusAccepted, &made, "POST", "/v1/sandboxes", createFrom(front+"/busybox:1"))
+	if made.Status.State != "Pending" {
+		t.Errorf("while its image is on its way it is %+v", made.Status)
+	}
+	s.e2bCall(t, http.StatusServiceUnavailable, nil, "GET", "/v1/sandboxes/"+made.ID+"/proxy/44772/ping", "", "OPEN-SANDBOX-API-KEY", s.key)
+	release()
+	eventually(t, "the sandbox runs", patience, func() bool {
+		s.e2bCall(t, http.StatusOK, &made, "GET", "/v1/sandboxes/"+made.ID, "")
+		return made.Status.State == "Running"
+	})
+	s.e2bCall(t, http.StatusOK, nil, "GET", "/v1/sandboxes/"+made.ID+"/proxy/44772/ping", "", "OPEN-SANDBOX-API-KEY", s.key)
+	s.e2bCall(t, http.StatusNoContent, nil, "DELETE", "/v1/sandboxes/"+made.ID, "")
+	if err := <-ended; err != nil || lastLines(said.String(), 1) != "Running here" {
+		t.Errorf("the SDK's program: %v\n%s", err, said.String())
+	}
 }
 
 func startFront(t *testing.T, handler http.HandlerFunc) (host string) {

@@ -9,32 +9,9 @@ import (
 	"github.com/covehq/cove/client"
 )
 
-// The rows of the acceptance list that concern the core, and what claims them:
-//
-//	S0.10 S0.35 S0.52 S4.31   TestANewSandboxIsClean
-//	S0.16 S0.73 S1.54         TestNothingOutlivesItsCaller
-//	S0.32 S4.40 S4.41         TestStateStays
-//	S0.34                     TestPipByAnIndex
-//	S0.36 S0.37 S3.17         TestTheInsideOfASandbox
-//	S0.53 S0.54 S0.60 S4.46 S4.47   TestTimeLimits
-//	S0.55 S0.66 S0.68         TestContainment
-//	S0.56 S0.69               driver/native TestIsolationLimits
-//	S0.57 S0.58 S0.59 S4.45   TestMemoryIsLimited
-//	S0.61 S0.62               driver/native TestIsolationRemovingEverythingHarmsOnlyItself
-//	S0.63 S0.67 S0.71 S4.50   driver/native TestIsolation…, TestTrustTable
-//	S0.70 S2.7 S2.8 S2.9 S2.10   TestEnvironment
-//	S0.76                     TestLimitsAreTheCallers
-//	S0.81 S4.55               TestManyAtOnce
-//	S0.82                     TestTwoSandboxesOfATemplateAreTheSame
-//	S1.31 S2.11–S2.15         TestACommandThatTakesTooLong
-//	S2.5 S2.6 S2.16–S2.23     TestSnippets
-//	S4.30 S4.38               TestAKeyPinsASandbox
-//	S4.39                     TestEveryEndHasACauseThatIsReadableAfterDeath/idle
-//	S4.48                     TestCodeThatHarmsItsOwnSandboxIsToldSo
-//	S4.49                     TestWhatARunSaysIsCaptured
-//	S4.51 S4.52               TestAWrongKeyIsRefused…, TestACreateThatCannotBeGranted…, driver/native TestIsolationNeighbours
+// The rows of the acceptance list that concern the core: their ids are in the tests' names, and docs/acceptance.md shows all of them.
 
-func TestANewSandboxIsClean(t *testing.T) {
+func TestS0_10_ANewSandboxIsClean(t *testing.T) {
 	s := sharedServer(t)
 	first := s.create(t, client.CreateRequest{})
 	second := s.create(t, client.CreateRequest{})
@@ -89,12 +66,14 @@ func TestNothingOutlivesItsCaller(t *testing.T) {
 			t.Errorf("it is %+v", info)
 		}
 	})
-	if n := living(); n != 0 {
-		t.Errorf("S1.54: %d sandboxes live between the runs", n)
-	}
+	t.Run("S1.54 between the runs there is no sandbox", func(t *testing.T) {
+		if n := living(); n != 0 {
+			t.Errorf("%d sandboxes live", n)
+		}
+	})
 }
 
-func TestStateStays(t *testing.T) {
+func TestS0_32_S4_40_S4_41_StateStays(t *testing.T) {
 	sb := sharedServer(t).create(t, client.CreateRequest{})
 	sb.cell("a = 1\nimport json as j\ndef f(x): return x + a")
 	sb.cell("a += 2\nopen('data.txt', 'w').write('by a cell')")
@@ -125,17 +104,16 @@ for _ in range(500):
     except OSError: time.sleep(0.02)
 `
 
-// S0.33, S0.34, S0.35
 func TestPipByAnIndex(t *testing.T) {
 	s := sharedServer(t)
 	for claim, install := range map[string]func(sb *sandbox) *client.Output{
-		"in a bare cell": func(sb *sandbox) *client.Output {
+		"S0.33 S0.34 in a bare cell": func(sb *sandbox) *client.Output {
 			return sb.cell("pip install --index-url http://127.0.0.1:8765/simple covetest")
 		},
-		"in a %pip cell": func(sb *sandbox) *client.Output {
+		"S0.33 S0.34 in a %pip cell": func(sb *sandbox) *client.Output {
 			return sb.cell("%pip install --index-url http://127.0.0.1:8765/simple covetest")
 		},
-		"by the environment": func(sb *sandbox) *client.Output {
+		"S0.34 by the environment": func(sb *sandbox) *client.Output {
 			return sb.exec(client.ExecRequest{Command: "pip install covetest", Env: map[string]string{"PIP_INDEX_URL": "http://127.0.0.1:8765/simple"}})
 		},
 	} {
@@ -153,12 +131,12 @@ func TestPipByAnIndex(t *testing.T) {
 			}
 		})
 	}
-	t.Run("what was installed is gone with its sandbox", func(t *testing.T) {
+	t.Run("S0.35 what was installed is gone with its sandbox", func(t *testing.T) {
 		if out := s.create(t, client.CreateRequest{}).cell("import covetest"); out.Error == nil || out.Error.Name != "ModuleNotFoundError" {
 			t.Errorf("got %+v", out)
 		}
 	})
-	t.Run("without a network it fails soon and says so", func(t *testing.T) {
+	t.Run("S0.34 without a network it fails soon and says so", func(t *testing.T) {
 		sb := s.create(t, client.CreateRequest{Network: &client.Network{Mode: "none"}})
 		begun := time.Now()
 		out := sb.exec(client.ExecRequest{Command: "pip install --retries 0 --timeout 5 covetest-from-nowhere", TimeoutSeconds: 50})
@@ -168,7 +146,7 @@ func TestPipByAnIndex(t *testing.T) {
 	})
 }
 
-func TestTheInsideOfASandbox(t *testing.T) {
+func TestS0_36_S0_37_S0_71_S3_17_TheInsideOfASandbox(t *testing.T) {
 	s := sharedServer(t)
 	sb := s.create(t, client.CreateRequest{})
 	for _, tool := range []string{"python3 --version", "python --version", "pip --version", "git --version", "curl --version", "sudo id -u", "bash --version"} {
@@ -195,7 +173,7 @@ func TestTheInsideOfASandbox(t *testing.T) {
 	}
 }
 
-func TestTimeLimits(t *testing.T) {
+func TestS0_53_S0_54_S0_60_S4_46_S4_47_TimeLimits(t *testing.T) {
 	s := sharedServer(t)
 	sb := s.create(t, client.CreateRequest{})
 	sb.value("x = 1")
@@ -228,7 +206,7 @@ func TestTimeLimits(t *testing.T) {
 	}
 }
 
-func TestMemoryIsLimited(t *testing.T) {
+func TestS4_45_MemoryIsLimited(t *testing.T) {
 	s := sharedServer(t)
 	for claim, code := range map[string]string{
 		"S0.57 an array of 80 GB that is touched": "import numpy as np\na = np.ones((100000, 100000))",
@@ -263,7 +241,7 @@ func TestMemoryIsLimited(t *testing.T) {
 	})
 }
 
-func TestEnvironment(t *testing.T) {
+func TestS0_70_S2_7_S2_8_S2_10_Environment(t *testing.T) {
 	s := sharedServer(t)
 	sb := s.create(t, client.CreateRequest{Env: map[string]string{"FOO": "of the sandbox"}})
 	const dump = "import os; print(sorted(f'{k}={v}' for k, v in os.environ.items()))"
@@ -298,7 +276,7 @@ func TestEnvironment(t *testing.T) {
 	}
 }
 
-func TestLimitsAreTheCallers(t *testing.T) {
+func TestS0_56_S0_76_LimitsAreTheCallers(t *testing.T) {
 	sb := sharedServer(t).create(t, client.CreateRequest{Limits: &client.Limits{CPUs: 0.5, MemoryBytes: 256 << 20, Pids: 64, OpenFiles: 128}})
 	if sb.Limits.CPUs != .5 || sb.Limits.MemoryBytes != 256<<20 || sb.Limits.Pids != 64 || sb.Limits.OpenFiles != 128 {
 		t.Errorf("it was given %+v", sb.Limits)
@@ -324,7 +302,7 @@ func (s *sandbox) SandboxUsage(t *testing.T) (client.SandboxUsage, error) {
 	return s.Usage(t.Context())
 }
 
-func TestTwoSandboxesOfATemplateAreTheSame(t *testing.T) {
+func TestS0_82_TwoSandboxesOfATemplateAreTheSame(t *testing.T) {
 	s := sharedServer(t)
 	var said []string
 	for range 2 {
@@ -421,7 +399,7 @@ func TestSnippets(t *testing.T) {
 	})
 }
 
-func TestAKeyPinsASandbox(t *testing.T) {
+func TestS4_30_S4_31_AKeyPinsASandbox(t *testing.T) {
 	s := sharedServer(t)
 	key := func(k string) client.CreateRequest { return client.CreateRequest{Key: "pin-" + k} }
 	a := s.create(t, key("a"))
@@ -452,7 +430,7 @@ func TestAKeyPinsASandbox(t *testing.T) {
 	})
 }
 
-func TestWhatARunSaysIsCaptured(t *testing.T) {
+func TestS0_22_S4_49_WhatARunSaysIsCaptured(t *testing.T) {
 	sb := sharedServer(t).create(t, client.CreateRequest{})
 	out := sb.cell("import os, sys, subprocess\nprint('out')\nprint('err', file=sys.stderr)\nsubprocess.run(['echo', 'child'])\nos.write(1, b'raw\\n')\n6 * 7")
 	if out.Outcome != client.OutcomeOK || out.Text() != "42" || out.Stderr != "err\n" {

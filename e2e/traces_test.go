@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -29,7 +30,8 @@ func TestTraces(t *testing.T) {
 	}
 }
 
-func TestTracesThroughACollector(t *testing.T) {
+// TestS2_40_S2_41_S2_59_TracesThroughACollector uses the collector's configuration that comes with the compose file.
+func TestS2_40_S2_41_S2_59_TracesThroughACollector(t *testing.T) {
 	if os.Getenv("COVE_E2E_FULL") == "" {
 		t.Skip("builds a collector: set COVE_E2E_FULL=1")
 	}
@@ -126,6 +128,7 @@ func follow(t *testing.T, double *otlptest.Collector, protocol, endpoint string)
 			t.Logf("%s %v", line(byID, span), span.Attributes)
 		}
 	}
+	checkPushed(t, double)
 	fork := double.Named("sandbox.fork")
 	if a := fork[0].Attributes; a["cove.fork.count"] != int64(2) || a["cove.fork.stall_ms"] != forks.StallMS || a["cove.fork.memory_bytes"] != forks.MemoryBytes || a["cove.sandbox.id"] != sb.ID || fork[0].Failed {
 		t.Errorf("the fork says %+v, its caller was told %+v", fork[0], forks)
@@ -134,6 +137,10 @@ func follow(t *testing.T, double *otlptest.Collector, protocol, endpoint string)
 		t.Errorf("the fork that came to nothing: %+v", fork[1])
 	}
 	cells := double.Named("sandbox.exec")
+	if a := cells[0].Attributes; a["sandbox.id"] != sb.ID || a["sandbox.template"] != "python" || a["sandbox.driver"] != "native" || a["sandbox.kind"] != "cell" ||
+		a["sandbox.exit_code"] != int64(0) || a["sandbox.mem_limit_mb"] != sb.Limits.MemoryBytes>>20 || a["sandbox.stderr_preview"] != "" || !cells[0].OK {
+		t.Errorf("the first cell says %v", a)
+	}
 	if want := "'00-" + agentTrace + "-" + cells[1].ID + "-01'"; told != want {
 		t.Errorf("the cell was told %s, want %s", told, want)
 	}
@@ -168,10 +175,33 @@ func checkMetrics(t *testing.T, s *server) {
 	for _, name := range []string{
 		`cove_zygotes{template="python"}`, `cove_zygote_children{template="python"}`, `cove_zygote_memory_bytes{template="python"}`,
 		"process_resident_memory_bytes", "process_open_fds", "process_cpu_seconds_total", "cove_host_memory_available_bytes", "cove_host_disk_free_bytes",
+		"cove_sandboxes_memory_bytes", "cove_sandboxes_cpu_seconds_total",
 	} {
 		if now[name] <= 0 {
 			t.Errorf("%s is %v", name, now[name])
 		}
+	}
+}
+
+// checkPushed looks at the metrics that the server sent when it ended: those that were scraped before, under the same names.
+func checkPushed(t *testing.T, double *otlptest.Collector) {
+	t.Helper()
+	double.Await(t, "metrics", func() bool { return len(double.Metrics()) > 0 })
+	now := double.Metrics()
+	for name, want := range map[string]map[string]float64{
+		"cove_creates_total":       {`{outcome="ok",template="python"}`: 3},
+		"cove_create_seconds":      {`{template="python"}`: 1},
+		"cove_fork_children_total": {"": 2},
+		"cove_maker_up":            {"": 1},
+	} {
+		for labels, n := range want {
+			if got, ok := now[name].Series[labels]; !ok || got != n {
+				t.Errorf("%s%s came as %v, want %v", name, labels, got, n)
+			}
+		}
+	}
+	if got := now["cove_runs_total"].Series[`{kind="cell",outcome="ok"}`]; got != 2 {
+		t.Errorf("%v cells were counted", got)
 	}
 }
 
@@ -187,11 +217,15 @@ func startCollector(t *testing.T, to string) (web, rpc string) {
 		t.Fatalf("build collector: %v\n%s", err, out)
 	}
 	web, rpc = freePort(t), freePort(t)
-	text := fmt.Sprintf(`
-receivers: {otlp: {protocols: {http: {endpoint: %q}, grpc: {endpoint: %q}}}}
-exporters: {otlphttp: {endpoint: %q}}
-service: {telemetry: {metrics: {level: none}}, pipelines: {traces: {receivers: [otlp], exporters: [otlphttp]}}}
-`, web, rpc, to)
+	shipped, err := os.ReadFile(filepath.Join("..", "deploy", "compose", "collector.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.NewReplacer("0.0.0.0:4318", web, "0.0.0.0:4317", rpc, "http://tempo:4318", to, "http://prometheus:9090/api/v1/otlp", to,
+		"service:\n", "service:\n  telemetry: {metrics: {level: none}}\n").Replace(string(shipped))
+	if strings.Count(text, to) != 2 || !strings.Contains(text, web) || !strings.Contains(text, rpc) {
+		t.Fatalf("the configuration is not what this test knows:\n%s", text)
+	}
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -218,6 +252,28 @@ service: {telemetry: {metrics: {level: none}}, pipelines: {traces: {receivers: [
 		})
 	}
 	return "http://" + web, "http://" + rpc
+}
+
+func TestS2_59_TheComposeFileMountsWhatThereIs(t *testing.T) {
+	dir := filepath.Join("..", "deploy", "compose")
+	text, err := os.ReadFile(filepath.Join(dir, "observability.yml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mounts := regexp.MustCompile(`(\.\.?/[a-z/.]+):/`).FindAllStringSubmatch(string(text), -1)
+	if len(mounts) != 6 {
+		t.Errorf("there are %d mounts: %v", len(mounts), mounts)
+	}
+	for _, m := range mounts {
+		if _, err := os.Stat(filepath.Join(dir, m[1])); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, port := range regexp.MustCompile(`"([0-9.]*:?)[0-9]+:[0-9]+"`).FindAllStringSubmatch(string(text), -1) {
+		if port[1] != "127.0.0.1:" {
+			t.Errorf("a port is open to others: %s", port[0])
+		}
+	}
 }
 
 // freePort is an address that nobody listens on.

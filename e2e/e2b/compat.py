@@ -12,18 +12,20 @@ import json
 import pathlib
 import re
 import sys
-from collections import defaultdict
 
 import e2b
 import e2b_code_interpreter
 from e2b.template.main import TemplateBuilder
 
 HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "suite"))
+import page  # noqa: E402
 
 # Why a method has no test: it makes no request, or what it needs is left out on purpose.
 UNTESTED = {
-    r"Template\.from_((debian|ubuntu|fedora|alpine|arch|python|node|bun)_)?image": "an image from a registry: see above",
-    r"Template\.from_(aws|gcp)_registry": "an image from a registry: see above",
+    r"Template\.from_(debian|ubuntu|fedora|alpine|arch|python|node|bun)_image": "becomes `from_image` in the SDK",
+    r"Template\.from_gcp_registry": "becomes `from_image` with a name and a password",
+    r"Template\.from_aws_registry": "an error that says what to do instead",
     r"Template\.(pip|npm|bun|apt)_install|Template\.git_clone": "becomes `run_cmd` in the SDK",
     r"Template\.(add_mcp_server|beta_dev_container_prebuild|beta_set_dev_container_start)": "needs E2B's own images",
     r"(Volume|Secret)\..*": "left out: see above",
@@ -90,30 +92,6 @@ def js_methods(modules):
     return found
 
 
-def outcomes(report):
-    """For each SDK and method the tests that prove it."""
-    proofs = defaultdict(list)
-    for line in report.read_text().splitlines():
-        test = json.loads(line)
-        for method in test["methods"]:
-            proofs[test["sdk"], common_name(method)].append(test)
-    return proofs
-
-
-def cell(exists, tests):
-    if not exists and not tests:
-        return "", ""
-    failed = [t for t in tests if t["outcome"] == "failed"]
-    if failed:
-        return "fails", "; ".join(sorted({t["why"] for t in failed}))
-    if any(t["outcome"] == "passed" for t in tests):
-        skipped = {t["why"] for t in tests if t["outcome"] == "skipped"}
-        return f"✓ {sum(t['outcome'] == 'passed' for t in tests)}", "; ".join(sorted(skipped))
-    if tests:
-        return "skipped", "; ".join(sorted({t["why"] for t in tests}))
-    return "–", ""
-
-
 def group_of(method):
     owner = method.split(".")[0].split(" ")[0]
     if method.endswith("(E2B_DOMAIN)"):
@@ -123,21 +101,6 @@ def group_of(method):
     if method.startswith("e2b "):
         return "Command line (`@e2b/cli`)"
     return dict(GROUPS).get(owner, "The wire itself (no SDK)")
-
-
-def escape(text):
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
-
-
-def table(columns, exists, proofs):
-    rows = defaultdict(list)
-    for method in sorted(set().union(*exists.values()) | {m for _, m in proofs}):
-        cells = [cell(method in exists[c], proofs.get((c, method), [])) for c in columns]
-        why = [w for _, w in cells if w]
-        if not any(method == m for _, m in proofs):
-            why = [reason for pattern, reason in UNTESTED.items() if re.fullmatch(pattern, method)] or ["no test yet"]
-        rows[group_of(method)].append((method, [c for c, _ in cells], "; ".join(dict.fromkeys(why))))
-    return rows
 
 
 def tables(report, modules):
@@ -155,23 +118,13 @@ def tables(report, modules):
         "A tick carries how many tests prove the method; a dash: the method exists and no test calls it; nothing: the SDK has no such method.",
         "",
     ]
-    rows = table(columns, exists, outcomes(report))
-    known = [title for _, title in GROUPS]
-    for title in known + sorted(set(rows) - set(known)):
-        if rows.get(title):
-            lines += [f"#### {title}", "", f"| | {' | '.join(columns.values())} | why |", f"|---|{'---|' * (len(columns) + 1)}"]
-            lines += [f"| `{method}` | {' | '.join(cells)} | {escape(why)} |" for method, cells, why in rows[title]] + [""]
-    return "\n".join(lines)
+    found = page.rows(columns, exists, page.outcomes(report, common_name), UNTESTED, group_of)
+    return "\n".join(lines + page.tables(columns, found, [title for _, title in GROUPS]))
 
 
 def main():
-    report, modules, page = map(pathlib.Path, sys.argv[1:4])
-    begin, end = "<!-- compat:begin e2b -->", "<!-- compat:end -->"
-    before, _, rest = page.read_text().partition(begin)
-    _, _, after = rest.partition(end)
-    if not after:
-        sys.exit(f"{page} has no place for the tables: {begin} … {end}")
-    page.write_text(f"{before}{begin}\n{tables(report, modules)}\n{end}{after}")
+    report, modules, path = map(pathlib.Path, sys.argv[1:4])
+    page.write(path, "e2b", tables(report, modules))
 
 
 main()

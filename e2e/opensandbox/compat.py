@@ -11,7 +11,6 @@ import json
 import pathlib
 import re
 import sys
-from collections import defaultdict
 
 import click
 import code_interpreter
@@ -23,6 +22,8 @@ from opensandbox.sync.services import CommandsSync, FilesystemSync
 from opensandbox_cli.main import cli
 
 HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "suite"))
+import page  # noqa: E402
 
 # Why a method has no test: it makes no request, or what it needs is left out on purpose.
 UNTESTED = {
@@ -90,44 +91,8 @@ def js_methods(modules):
     return found
 
 
-def outcomes(report):
-    """For each SDK and method the tests that prove it."""
-    proofs = defaultdict(list)
-    for text in report.read_text().splitlines():
-        test = json.loads(text)
-        for method in test["methods"]:
-            proofs[test["sdk"], common_name(method)].append(test)
-    return proofs
-
-
-def cell(exists, tests):
-    if not exists and not tests:
-        return "", ""
-    failed = [t for t in tests if t["outcome"] == "failed"]
-    if failed:
-        return "fails", "; ".join(sorted({t["why"] for t in failed}))
-    if any(t["outcome"] == "passed" for t in tests):
-        skipped = {t["why"] for t in tests if t["outcome"] == "skipped"}
-        return f"✓ {sum(t['outcome'] == 'passed' for t in tests)}", "; ".join(sorted(skipped))
-    if tests:
-        return "skipped", "; ".join(sorted({t["why"] for t in tests}))
-    return "–", ""
-
-
-def rows_of(columns, exists, proofs):
-    rows = defaultdict(list)
-    for method in sorted(set().union(*exists.values()) | {m for _, m in proofs}):
-        cells = [cell(method in exists[c], proofs.get((c, method), [])) for c in columns]
-        why = [w for _, w in cells if w]
-        if not any(method == m for _, m in proofs):
-            why = [reason for pattern, reason in UNTESTED.items() if re.fullmatch(pattern, method)] or ["no test yet"]
-        owner = method.split(".")[0].split(" ")[0]
-        rows[dict(GROUPS).get(owner, "The rest")].append((method, [c for c, _ in cells], "; ".join(dict.fromkeys(why))))
-    return rows
-
-
-def escape(text):
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+def group_of(method):
+    return dict(GROUPS).get(method.split(".")[0].split(" ")[0], "The rest")
 
 
 def june(proofs):
@@ -141,7 +106,7 @@ def june(proofs):
 
 def tables(report, modules):
     columns = {"python": "Python", "python-async": "Python async", "js": "JavaScript"}
-    proofs = outcomes(report)
+    proofs = page.outcomes(report, common_name)
     shown = {key: tests for key, tests in proofs.items() if key[0] in columns}
     exists = {"python": python_methods("Sync") | set(commands_of(cli, "osb")), "python-async": python_methods(""), "js": {common_name(m) for m in js_methods(modules)}}
     versions = {p: importlib.metadata.version(p) for p in ("opensandbox", "opensandbox-code-interpreter", "opensandbox-cli")}
@@ -153,23 +118,13 @@ def tables(report, modules):
         june(proofs),
         "",
     ]
-    rows = rows_of(columns, exists, shown)
-    known = list(dict.fromkeys(title for _, title in GROUPS))
-    for title in known + sorted(set(rows) - set(known)):
-        if rows.get(title):
-            lines += [f"#### {title}", "", f"| | {' | '.join(columns.values())} | why |", f"|---|{'---|' * (len(columns) + 1)}"]
-            lines += [f"| `{method}` | {' | '.join(cells)} | {escape(why)} |" for method, cells, why in rows[title]] + [""]
-    return "\n".join(lines)
+    found = page.rows(columns, exists, shown, UNTESTED, group_of)
+    return "\n".join(lines + page.tables(columns, found, [title for _, title in GROUPS]))
 
 
 def main():
-    report, modules, page = map(pathlib.Path, sys.argv[1:4])
-    begin, end = "<!-- compat:begin opensandbox -->", "<!-- compat:end -->"
-    before, _, rest = page.read_text().partition(begin)
-    _, _, after = rest.partition(end)
-    if not after:
-        sys.exit(f"{page} has no place for the tables: {begin} … {end}")
-    page.write_text(f"{before}{begin}\n{tables(report, modules)}\n{end}{after}")
+    report, modules, path = map(pathlib.Path, sys.argv[1:4])
+    page.write(path, "opensandbox", tables(report, modules))
 
 
 main()

@@ -226,6 +226,14 @@ proves(['Template.fromDockerfile', 'Template.fromBaseImage', 'Template.setReadyC
   await Sandbox.deleteSnapshot(info.templateId)
 })
 
+proves(['Template.fromImage'], 'an image of a registry', async ({ make, tag }) => {
+  const registry = process.env.E2B_SUITE_REGISTRY
+  const info = await Template.build(Template().fromImage(`${registry}/bash:1`).runCmd('cat /etc/made-by > made; sudo whoami >> made'), tag)
+  assert.equal(await (await make(tag)).files.read('made'), 'the test\nroot\n')
+  await Sandbox.deleteSnapshot(info.templateId)
+  await assert.rejects(Template.build(Template().fromImage(`${registry}/no/such:1`).runCmd('true'), tag), BuildError)
+})
+
 proves(['Template.build'], 'a failing build', async ({ tag }) => {
   await assert.rejects(Template.build(Template().fromTemplate('base').runCmd('exit 3'), tag), BuildError)
   await assert.rejects(

@@ -1,13 +1,11 @@
 """Fixtures of the suite, and its report: one JSON line for each test, with the SDK methods that the test proves."""
 
-import asyncio
-import json
 import os
-import time
 import uuid
 
 import httpx
 import pytest
+from suite import aeventually, eventually, note  # noqa: F401 tests take the first two from here
 
 from e2b import AsyncSandbox, Sandbox
 from e2b_code_interpreter import AsyncSandbox as AsyncCodeSandbox
@@ -19,49 +17,8 @@ LIFETIME = 120  # seconds: what a test leaves behind is gone soon after
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     report = (yield).get_result()
-    path = os.environ.get("E2B_SUITE_REPORT")
-    if not path or not (report.when == "call" or (report.when == "setup" and not report.passed)):
-        return
-    why = ""
-    if report.skipped:
-        why = report.longrepr[2].removeprefix("Skipped: ")
-    elif report.failed and call.excinfo is not None:
-        why = f"{call.excinfo.type.__name__}: {str(call.excinfo.value).strip()}".splitlines()[0][:200]
     asynchronous = os.path.basename(str(item.fspath)).startswith("test_async")
-    line = {
-        "sdk": "python-async" if asynchronous else "python",
-        "test": item.nodeid,
-        "methods": [m for mark in item.iter_markers("proves") for m in mark.args],
-        "outcome": report.outcome,
-        "why": why,
-        "seconds": round(report.duration, 3),
-    }
-    with open(path, "a", encoding="utf-8") as f:
-        f.write(json.dumps(line) + "\n")
-
-
-def eventually(check, seconds=15.0, every=0.1):
-    """Waits until check returns something true, and returns it."""
-    end = time.monotonic() + seconds
-    while True:
-        got = check()
-        if got:
-            return got
-        if time.monotonic() > end:
-            raise AssertionError(f"not so after {seconds} s: last {got!r}")
-        time.sleep(every)
-
-
-async def aeventually(check, seconds=15.0, every=0.1):
-    """eventually for coroutines."""
-    end = time.monotonic() + seconds
-    while True:
-        got = await check()
-        if got:
-            return got
-        if time.monotonic() > end:
-            raise AssertionError(f"not so after {seconds} s: last {got!r}")
-        await asyncio.sleep(every)
+    note(os.environ.get("E2B_SUITE_REPORT"), "python-async" if asynchronous else "python", item, call, report)
 
 
 class Wire:

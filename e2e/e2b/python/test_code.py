@@ -12,7 +12,7 @@ from e2b_code_interpreter import Context
 
 
 @pytest.mark.proves("run_code")
-def test_the_value_of_the_last_line(code):
+def test_S0_20_S0_23_the_value_of_the_last_line(code):
     run = code.run_code("x = 1\nx + 1")
     assert (run.text, run.error) == ("2", None)
     assert [r.is_main_result for r in run.results] == [True]
@@ -20,13 +20,13 @@ def test_the_value_of_the_last_line(code):
 
 
 @pytest.mark.proves("run_code")
-def test_nothing_to_say(code):
+def test_S0_24_nothing_to_say(code):
     run = code.run_code("x = 1")
     assert (run.text, run.results, run.error) == (None, [], None)
 
 
 @pytest.mark.proves("run_code")
-def test_state_stays(code):
+def test_S0_30_state_stays(code):
     code.run_code("import math\ndef area(r): return math.pi * r * r\nradius = 2")
     assert code.run_code("round(area(radius), 3)").text == "12.566"
 
@@ -38,7 +38,7 @@ def test_quotes_around_a_text_are_taken_off(code):
 
 
 @pytest.mark.proves("run_code")
-def test_output_streams_apart_and_in_order(code):
+def test_S0_21_S0_22_S0_85_output_streams_apart_and_in_order(code):
     heard = []
     run = code.run_code(
         "import sys, time\nprint('one', flush=True)\nprint('two', file=sys.stderr, flush=True)\ntime.sleep(0.5)\nprint('three')",
@@ -51,7 +51,7 @@ def test_output_streams_apart_and_in_order(code):
 
 
 @pytest.mark.proves("run_code")
-def test_an_exception_is_a_result_not_a_failure(code):
+def test_S0_25_S0_27_an_exception_is_a_result_not_a_failure(code):
     heard = []
     run = code.run_code("print('before')\n1/0", on_error=heard.append)
     assert run.logs.stdout == ["before\n"]
@@ -134,7 +134,7 @@ def test_a_dataframe_is_also_data(code):
 
 
 @pytest.mark.proves("run_code")
-def test_a_figure_is_a_picture_and_a_chart(code):
+def test_S0_39_a_figure_is_a_picture_and_a_chart(code):
     run = code.run_code("import matplotlib.pyplot as plt\nplt.plot([1, 2, 3], [4, 5, 6])\nplt.title('T')\nplt.show()")
     assert run.error is None
     shown = [r for r in run.results if r.png]
@@ -159,7 +159,7 @@ def test_top_level_await_magics_and_shell_lines(code):
 
 
 @pytest.mark.proves("run_code")
-def test_a_bare_pip_line_is_pip(code):
+def test_S0_33_a_bare_pip_line_is_pip(code):
     for line in ("pip --version", "!pip --version", "%pip --version"):
         run = code.run_code(line)
         assert run.error is None and "pip" in "".join(run.logs.stdout), line
@@ -173,7 +173,7 @@ def test_unicode_and_long_output(code):
 
 
 @pytest.mark.proves("run_code")
-def test_a_timeout_interrupts_and_keeps_the_state(make_code):
+def test_S0_53_S0_54_S0_60_a_timeout_interrupts_and_keeps_the_state(make_code):
     sbx = make_code()
     sbx.run_code("kept = 5")
     with pytest.raises(TimeoutException):
@@ -184,7 +184,7 @@ def test_a_timeout_interrupts_and_keeps_the_state(make_code):
 
 
 @pytest.mark.proves("run_code")
-def test_an_exit_and_a_crash_are_told_and_survived(make_code):
+def test_S0_66_an_exit_and_a_crash_are_told_and_survived(make_code):
     sbx = make_code()
     run = sbx.run_code("exit()")
     assert run.error is None or run.error.name
@@ -198,7 +198,7 @@ def test_an_exit_and_a_crash_are_told_and_survived(make_code):
 
 
 @pytest.mark.proves("run_code")
-def test_out_of_memory_is_told_and_survived(make_code):
+def test_S0_58_out_of_memory_is_told_and_survived(make_code):
     sbx = make_code()
     run = sbx.run_code("held = []\nwhile True: held.append(b'x' * 50_000_000)")
     assert run.error is not None
@@ -215,7 +215,7 @@ def test_a_kill_in_the_middle_is_told(make_code):
 
 
 @pytest.mark.proves("run_code")
-def test_runs_of_one_context_queue_and_those_of_two_do_not(code):
+def test_S0_41_runs_of_one_context_queue_and_those_of_two_do_not(code):
     other = code.create_code_context()
     begun, done = time.monotonic(), []
     threads = [
@@ -342,7 +342,7 @@ def test_an_unknown_language_is_told(code):
 
 
 @pytest.mark.proves("run_code")
-def test_code_and_commands_see_one_sandbox(code):
+def test_S0_32_code_and_commands_see_one_sandbox(code):
     code.run_code("open('/home/user/from-code', 'w').write('x')")
     assert code.files.read("from-code") == "x"
     code.files.write("from-files", "y")
@@ -351,7 +351,7 @@ def test_code_and_commands_see_one_sandbox(code):
 
 
 @pytest.mark.proves("run_code")
-def test_fifty_runs_in_a_row(code):
+def test_S0_13_fifty_runs_in_a_row(code):
     code.run_code("n = 0")
     for _ in range(50):
         code.run_code("n += 1")

@@ -230,7 +230,7 @@ def test_a_hundred_megabytes_are_the_same_bytes(sandbox, folder):
 
 
 @pytest.mark.proves("files.write")
-def test_a_full_disk_is_told(make):
+def test_S0_69_a_full_disk_is_told(make):
     sbx = make()
     sbx.commands.run("fallocate -l $(($(df --output=avail -B1 / | tail -1) - 100000)) fill")
     with pytest.raises(NotEnoughSpaceException):

@@ -11,45 +11,9 @@ from e2b import Sandbox, SandboxException, SandboxNotFoundException
 GET = "import socket; socket.create_connection(('{}', {}), 2).close(); print('in')"
 
 
-def reaches(sbx, host, port=53):
+def reaches(sbx, host, port):
     out = sbx.commands.run(f'python3 -c "{GET.format(host, port)}" 2>&1 || true').stdout
     return out.endswith("in\n")
-
-
-@pytest.fixture(scope="module")
-def outside():
-    """An address of the internet that answers, or a skip: a machine without a network proves nothing here."""
-    for address in ("1.1.1.1", "8.8.8.8", "9.9.9.9"):
-        try:
-            socket.create_connection((address, 53), 2).close()
-            return address
-        except OSError:
-            continue
-    pytest.skip("no address of the internet answers this machine")
-
-
-@pytest.mark.proves("Sandbox.create")
-def test_the_internet_is_there_unless_refused(make, outside):
-    assert reaches(make(), outside)
-    assert not reaches(make(allow_internet_access=False), outside)
-
-
-@pytest.mark.proves("Sandbox.create")
-def test_exceptions_from_a_refusal(make, outside):
-    assert reaches(make(network={"deny_out": ["0.0.0.0/0"], "allow_out": [outside]}), outside)
-    assert not reaches(make(network={"deny_out": [outside + "/32"]}), outside)
-    assert reaches(make(allow_internet_access=False, network={"allow_out": [outside + "/32"]}), outside)
-
-
-@pytest.mark.proves("Sandbox.update_network")
-def test_the_rules_change_while_it_runs(make, outside):
-    sbx = make()
-    sbx.update_network({"allow_internet_access": False})
-    assert not reaches(sbx, outside)
-    Sandbox.update_network(sbx.sandbox_id, {"deny_out": ["0.0.0.0/0"], "allow_out": [outside]})
-    assert reaches(sbx, outside)
-    sbx.update_network({})
-    assert reaches(sbx, outside)
 
 
 @pytest.mark.proves("Sandbox.update_network")
@@ -68,7 +32,7 @@ def test_info_shows_the_network(make):
 
 
 @pytest.mark.proves("Sandbox.create")
-def test_the_host_and_its_neighbours_are_never_reached(make):
+def test_S0_65_the_host_and_its_neighbours_are_never_reached(make):
     listener = socket.create_server(("0.0.0.0", 0))
     threading.Thread(target=lambda: listener.accept(), daemon=True).start()
     sbx = make()

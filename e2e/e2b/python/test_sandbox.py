@@ -20,14 +20,14 @@ from e2b import (
 
 
 @pytest.mark.proves("Sandbox.create")
-def test_a_sandbox_works_as_soon_as_it_is_created(make):
+def test_S0_1_S0_2_S0_7_a_sandbox_works_as_soon_as_it_is_created(make):
     sbx = make()
     assert sbx.sandbox_id.isalnum() and sbx.sandbox_id == sbx.sandbox_id.lower()
     assert sbx.commands.run("echo ready").stdout == "ready\n"
 
 
 @pytest.mark.proves("Sandbox.create")
-def test_two_sandboxes_have_two_ids_and_two_disks(make):
+def test_S0_10_S0_11_two_sandboxes_have_two_ids_and_two_disks(make):
     a, b = make(), make()
     assert a.sandbox_id != b.sandbox_id
     a.files.write("only-here", "x")
@@ -66,7 +66,7 @@ def test_info_shows_what_was_asked_for(make, tag):
 
 
 @pytest.mark.proves("Sandbox.create")
-def test_without_a_timeout_a_sandbox_lives_five_minutes():
+def test_S0_15_without_a_timeout_a_sandbox_lives_five_minutes():
     sbx = Sandbox.create()
     try:
         info = sbx.get_info()
@@ -83,7 +83,7 @@ def test_a_retry_with_the_same_idempotency_key_makes_no_second_sandbox(make, tag
 
 
 @pytest.mark.proves("Sandbox.create", "Sandbox.kill")
-def test_leaving_a_with_block_ends_the_sandbox():
+def test_S0_8_S0_9_leaving_a_with_block_ends_the_sandbox():
     with Sandbox.create(timeout=60) as sbx:
         assert sbx.is_running()
     assert not sbx.is_running()
@@ -94,7 +94,7 @@ def test_leaving_a_with_block_ends_the_sandbox():
 
 
 @pytest.mark.proves("Sandbox.kill")
-def test_kill_says_whether_there_was_anything_to_kill(make):
+def test_S0_12_kill_says_whether_there_was_anything_to_kill(make):
     sbx = make()
     assert sbx.kill() is True
     assert sbx.kill() is False
@@ -137,7 +137,7 @@ def test_a_sandbox_ends_at_the_timeout_that_was_set(make):
 
 
 @pytest.mark.proves("Sandbox.set_timeout")
-def test_a_timeout_may_be_shortened_and_lengthened(make):
+def test_S0_15_a_timeout_may_be_shortened_and_lengthened(make):
     sbx = make(timeout=100)
     first = sbx.get_info().end_at
     sbx.set_timeout(30)
@@ -151,14 +151,14 @@ def test_a_timeout_may_be_shortened_and_lengthened(make):
 
 @pytest.mark.slow
 @pytest.mark.proves("Sandbox.create")
-def test_a_sandbox_ends_by_itself_at_its_timeout(make):
+def test_S0_14_a_sandbox_ends_by_itself_at_its_timeout(make):
     sbx = make(timeout=2)
     assert sbx.is_running()
     eventually(lambda: not sbx.is_running(), 6)
 
 
 @pytest.mark.proves("Sandbox.connect")
-def test_connect_finds_a_running_sandbox(make):
+def test_S0_17_connect_finds_a_running_sandbox(make):
     sbx = make()
     sbx.files.write("note", "from the first client")
     again = Sandbox.connect(sbx.sandbox_id)
@@ -188,7 +188,7 @@ def test_connect_to_nothing_is_not_found(make):
 
 
 @pytest.mark.proves("Sandbox.list")
-def test_a_list_filters_by_metadata(make, tag):
+def test_S0_18_S0_79_a_list_filters_by_metadata(make, tag):
     odd = {"id": tag, "what & that": "50% = half+more, ünïcode"}
     sbx = make(metadata=odd)
     make(metadata={"id": tag})
@@ -266,7 +266,7 @@ def test_what_was_killed_is_not_listed(make, tag):
 
 @pytest.mark.slow
 @pytest.mark.proves("Sandbox.get_metrics")
-def test_metrics_lie_in_the_window_that_was_asked_for(make):
+def test_S0_80_metrics_lie_in_the_window_that_was_asked_for(make):
     sbx = make()
     begun = datetime.datetime.now(datetime.timezone.utc)
     samples = eventually(sbx.get_metrics, 30, 0.5)
@@ -305,7 +305,7 @@ def test_a_client_object_carries_its_own_key():
 
 
 @pytest.mark.proves("Sandbox.create")
-def test_a_wrong_key_is_refused_and_makes_nothing(tag):
+def test_S0_3_a_wrong_key_is_refused_and_makes_nothing(tag):
     with pytest.raises(AuthenticationException, match="401"):
         Sandbox.create(api_key="e2b_" + "0" * 40, metadata={"id": tag})
     assert Sandbox.list(query=SandboxQuery(metadata={"id": tag})).next_items() == []
@@ -325,7 +325,7 @@ def test_an_absurd_timeout_is_refused(timeout):
 
 
 @pytest.mark.proves("Sandbox.kill", "commands.run")
-def test_what_is_asked_of_a_killed_sandbox_fails_as_not_running(make):
+def test_S0_28_what_is_asked_of_a_killed_sandbox_fails_as_not_running(make):
     sbx = make()
     sbx.kill()
     with pytest.raises(TimeoutException, match="not found"):

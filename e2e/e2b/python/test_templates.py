@@ -1,5 +1,6 @@
 """Building templates with the SDK's builder."""
 
+import os
 import time
 
 import pytest
@@ -186,10 +187,67 @@ def test_a_failing_step_is_told_with_its_words(tag):
         Template.build(Template().from_template("base").run_cmd("whoami", user="root123"), tag)
 
 
+REGISTRY = os.environ.get("E2B_SUITE_REGISTRY", "")  # the open one, and below /private the one with a password
+
+
+@pytest.mark.proves("Template.from_image")
+def test_an_image_of_a_registry(built, make, tag):
+    built(Template().from_image(f"{REGISTRY}/bash:1").run_cmd("whoami > who; pwd >> who; sudo whoami >> who"))
+    sbx = make(tag)
+    assert sbx.files.read("who") == "user\n/home/user\nroot\n"
+    assert sbx.commands.run("cat /etc/made-by; echo $FROM_IMAGE; sudo id -u; pwd").stdout == "the test\nyes\n0\n/home/user\n"
+    built(Template().from_image(f"{REGISTRY}/bash:1").run_cmd("whoami > who; pwd >> who; sudo whoami >> who").run_cmd("echo more > more"), name=tag + "b")
+    assert make(tag + "b").files.read("more") == "more\n"
+
+
+@pytest.mark.proves("Template.from_image", "Template.from_dockerfile")
+def test_a_dockerfile_on_an_image_of_a_registry(built, make, tag):
+    built(Template().from_dockerfile(f"FROM {REGISTRY}/bash:1\nENV WORD=w\nWORKDIR /app\nRUN echo $WORD > said\n"))
+    assert make(tag).files.read("/app/said", user="root") == "w\n"
+
+
+@pytest.mark.proves("Template.from_image")
+def test_an_image_behind_a_password(built, make, tag):
+    name = f"{REGISTRY}/private/bash-{tag}:1"
+    user, password = os.environ["E2B_SUITE_REGISTRY_USER"], os.environ["E2B_SUITE_REGISTRY_PASSWORD"]
+    for login in ({}, {"username": user, "password": "wrong-" + tag}):
+        with pytest.raises(BuildException, match="a login is needed|they are wrong") as caught:
+            Template.build(Template().from_image(name, **login).run_cmd("true"), tag)
+        assert "wrong-" + tag not in str(caught.value)
+    logs = []
+    built(Template().from_image(name, username=user, password=password).run_cmd("cat /etc/made-by > made"), on_build_logs=logs.append)
+    assert any(f"Pulling image {name}" in entry.message for entry in logs)
+    assert not any(password in entry.message for entry in logs)
+    assert make(tag).files.read("made") == "the test\n"
+
+
 @pytest.mark.proves("errors: images")
-def test_an_image_that_cannot_be_had_is_told(tag):
-    with pytest.raises(BuildException):
-        Template.build(Template().from_image("registry.invalid/no/such:image").run_cmd("true"), tag)
+@pytest.mark.parametrize(
+    ("image", "words"),
+    [
+        ("registry.invalid/no/such:image", "registry.invalid"),
+        ("{r}/no/such:image", "no/such"),
+        ("{r}/broken:1", "digest"),
+        ("{r}/hostile:1", "layer"),
+        ("{r}/foreign:1", "linux/"),
+        ("{r}/busybox:1", "has no /bin/bash"),
+        ("not an image", "name of an image"),
+    ],
+)
+def test_an_image_that_cannot_be_had_is_told(tag, image, words):
+    with pytest.raises(BuildException, match=words):
+        Template.build(Template().from_image(image.format(r=REGISTRY)).run_cmd("true"), tag)
+
+
+@pytest.mark.proves("Template.from_template", "Sandbox.create_snapshot")
+def test_a_template_of_a_snapshot(built, make, tag):
+    sbx = make()
+    sbx.files.write("kept", "1\n")
+    snapshot = sbx.create_snapshot(name=tag + "s")
+    built(Template().from_template(tag + "s").run_cmd("cat kept > seen"))
+    assert Sandbox.delete_snapshot(snapshot.snapshot_id)
+    assert make(tag).files.read("seen") == "1\n"  # what was built from it stays
+    assert not Sandbox.delete_snapshot(snapshot.snapshot_id)
 
 
 @pytest.mark.proves("Template.from_template")

@@ -143,7 +143,7 @@ def test_an_unknown_sandbox_is_404_everywhere(wire, method, path, body):
 
 @pytest.mark.parametrize("path", ["/v2/sandboxes", "/sandboxes/abc", "/templates", "/snapshots", "/teams"])
 @pytest.mark.proves("errors: wrong key")
-def test_a_wrong_or_missing_key_is_401_everywhere(wire, path):
+def test_S0_3_a_wrong_or_missing_key_is_401_everywhere(wire, path):
     for key in ("e2b_" + "0" * 40, "", "not a key"):
         got = wire.api("GET", path, key=key)
         assert got.status_code == 401 and got.json()["code"] == 401

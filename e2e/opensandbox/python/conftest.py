@@ -1,15 +1,13 @@
 """Fixtures of the suite, and its report: one JSON line for each test, with the SDK methods that the test proves."""
 
-import asyncio
 import importlib.metadata
-import json
 import os
-import time
 import uuid
 from datetime import timedelta
 
 import httpx
 import pytest
+from suite import aeventually, eventually, note  # noqa: F401 tests take the first two from here
 
 from code_interpreter import CodeInterpreter, CodeInterpreterSync
 from opensandbox import Sandbox, SandboxManager, SandboxManagerSync, SandboxSync
@@ -29,49 +27,8 @@ def pytest_collection_modifyitems(items):
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     report = (yield).get_result()
-    path = os.environ.get("OPENSANDBOX_SUITE_REPORT")
-    if not path or not (report.when == "call" or (report.when == "setup" and not report.passed)):
-        return
-    why = ""
-    if report.skipped:
-        why = report.longrepr[2].removeprefix("Skipped: ")
-    elif report.failed and call.excinfo is not None:
-        why = f"{call.excinfo.type.__name__}: {str(call.excinfo.value).strip()}".splitlines()[0][:200]
     sdk = "python-async" if "async" in os.path.basename(str(item.fspath)) else "python"
-    line = {
-        "sdk": sdk if NEWEST else f"{sdk}-june",
-        "test": item.nodeid,
-        "methods": [m for mark in item.iter_markers("proves") for m in mark.args],
-        "outcome": report.outcome,
-        "why": why,
-        "seconds": round(report.duration, 3),
-    }
-    with open(path, "a", encoding="utf-8") as f:
-        f.write(json.dumps(line) + "\n")
-
-
-def eventually(check, seconds=15.0, every=0.05):
-    """Waits until check returns something true, and returns it."""
-    end = time.monotonic() + seconds
-    while True:
-        got = check()
-        if got:
-            return got
-        if time.monotonic() > end:
-            raise AssertionError(f"not so after {seconds} s: last {got!r}")
-        time.sleep(every)
-
-
-async def aeventually(check, seconds=15.0, every=0.05):
-    """eventually for coroutines."""
-    end = time.monotonic() + seconds
-    while True:
-        got = await check()
-        if got:
-            return got
-        if time.monotonic() > end:
-            raise AssertionError(f"not so after {seconds} s: last {got!r}")
-        await asyncio.sleep(every)
+    note(os.environ.get("OPENSANDBOX_SUITE_REPORT"), sdk if NEWEST else f"{sdk}-june", item, call, report)
 
 
 def line(text):

@@ -1,6 +1,11 @@
 """Sandboxes: made, found, kept alive, paused, snapshotted and ended, by the synchronous SDK."""
 
 import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -9,6 +14,7 @@ from conftest import IMAGE, LIFETIME, NEWEST, eventually, out
 from opensandbox import SandboxSync
 from opensandbox.config import ConnectionConfigSync
 from opensandbox.exceptions import SandboxApiException, SandboxException
+from opensandbox.models.execd import RunCommandOpts
 from opensandbox.models.sandboxes import PlatformSpec, SandboxFilter, SandboxImageSpec, SnapshotFilter
 
 proves = pytest.mark.proves
@@ -82,12 +88,6 @@ def test_S3_6_another_tenant_sees_nothing(sandbox, wire):
 
 
 @proves("Sandbox.create")
-def test_S3_11_a_client_with_patience_waits_for_a_slow_create(make, config):
-    sbx = make(connection_config=config(request_timeout=timedelta(seconds=120)))
-    assert sbx.is_healthy()
-
-
-@proves("Sandbox.create")
 def test_S3_12_a_create_that_fails_raises_and_leaves_nothing(wire, tag):
     with pytest.raises(SandboxException) as failed:
         SandboxSync.create(SandboxImageSpec(f"127.0.0.1:1/{tag}:none"), timeout=LIFETIME, metadata={"run": tag})
@@ -128,6 +128,18 @@ def test_S3_33_a_second_kill_is_a_typed_not_found(make):
     assert gone.value.error.code == "DOCKER::SANDBOX_NOT_FOUND"
 
 
+@proves("Sandbox.kill", "SandboxManager.kill_sandbox")
+def test_S3_33_a_kill_after_expiry_is_a_typed_not_found(make, manager, wire):
+    sbx = make()
+    sbx.renew(timedelta(seconds=1))
+    eventually(lambda: wire.api("GET", f"/sandboxes/{sbx.id}").status_code == 404)
+    for kill in (sbx.kill, lambda: manager.kill_sandbox(sbx.id)):
+        with pytest.raises(SandboxApiException) as gone:
+            kill()
+        assert gone.value.status_code == 404
+        assert gone.value.error.code == "DOCKER::SANDBOX_NOT_FOUND"
+
+
 @proves("Sandbox.destroy")
 @pytest.mark.newest
 def test_destroy_ends_it_and_closes_the_connection(make, manager):
@@ -137,8 +149,26 @@ def test_destroy_ends_it_and_closes_the_connection(make, manager):
         manager.get_sandbox_info(sbx.id)
 
 
+CLIENT = """
+import os, signal, sys
+from datetime import timedelta
+from opensandbox import SandboxSync
+SandboxSync.create(sys.argv[1], timeout=timedelta(seconds=4), metadata={"run": sys.argv[2]})
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@proves("Sandbox.create")
+def test_S3_35_a_client_that_is_killed_before_its_first_use_leaves_nothing_for_long(wire, tag):
+    began = time.monotonic()
+    died = subprocess.run([sys.executable, "-B", "-c", CLIENT, IMAGE, tag], check=False, timeout=60)
+    assert died.returncode == -signal.SIGKILL
+    assert time.monotonic() - began > 4 or wire.made(tag) == 1  # nobody knows of it, and there it is
+    eventually(lambda: wire.made(tag) == 0, 10)
+
+
 @proves("Sandbox.renew")
-def test_S3_35_a_sandbox_whose_client_died_ends_by_its_deadline(wire):
+def test_S3_35_by_default_it_is_ten_minutes(wire):
     sbx = SandboxSync.create(IMAGE)  # the SDK's own default: ten minutes
     info = sbx.get_info()
     assert 590 <= (info.expires_at - info.created_at).total_seconds() <= 610
@@ -174,6 +204,59 @@ def test_S3_44_limits_are_what_was_asked_for(make):
     small = make(resource={"cpu": "500m", "memory": "128Mi"}).get_metrics()
     assert small.cpu_count == 0.5
     assert small.memory_total_in_mib == 128
+
+
+def limits_on_the_host(sbx, tag):
+    """What the host's kernel holds a sandbox's processes to, as (processors, bytes): of the cgroups that one of them is in."""
+    sbx.commands.run(f"exec -a {tag} sleep 600", opts=RunCommandOpts(background=True))
+
+    def found():
+        for entry in pathlib.Path("/proc").iterdir():
+            try:
+                if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(tag.encode() + b"\0"):
+                    return entry
+            except OSError:  # it has ended meanwhile
+                continue
+        return None
+
+    root, groups = pathlib.Path("/sys/fs/cgroup"), {}
+    for text in (eventually(found) / "cgroup").read_text().splitlines():
+        _, controllers, path = text.split(":", 2)
+        groups |= {name: path.lstrip("/") for name in controllers.split(",")}
+    if "memory" not in groups:  # one hierarchy for all
+        at = root / groups[""]
+        quota, period = above(at, "cpu.max").split()
+        return int(quota) / int(period), int(above(at, "memory.max"))
+    cpu, memory = root / "cpu" / groups["cpu"], root / "memory" / groups["memory"]
+    return int(above(cpu, "cpu.cfs_quota_us")) / int(above(cpu, "cpu.cfs_period_us")), int(above(memory, "memory.limit_in_bytes"))
+
+
+def above(group, name):
+    """The nearest limit on the way up: a sandbox may have groups of its own below the one with the limit."""
+    while True:
+        try:
+            text = (group / name).read_text().strip()
+        except FileNotFoundError:
+            text = "max"
+        if not text.startswith(("max", "-1")) and int(text.split()[0]) < 1 << 60:
+            return text
+        assert group != group.parent
+        group = group.parent
+
+
+@proves("Sandbox.create")
+def test_S3_44_the_hosts_kernel_has_the_limits(make, tag):
+    assert limits_on_the_host(make(), tag) == (1, 2 << 30)
+    assert limits_on_the_host(make(resource={"cpu": "500m", "memory": "128Mi"}), tag + "small") == (0.5, 128 << 20)
+
+
+@proves("Sandbox.create")
+def test_S3_44_the_processor_limit_is_felt_inside(make):
+    sbx = make(resource={"cpu": "200m", "memory": "128Mi"})
+    script = "import time; began, used = time.monotonic(), time.process_time()\nwhile time.monotonic() - began < 2: pass\nprint((time.process_time() - used) / 2)"
+    sbx.files.write_file("/tmp/busy.py", script)
+    assert float(out(sbx.commands.run("python3 /tmp/busy.py"))[0]) < 0.35
+    assert out(sbx.commands.run("cut -d: -f3 /proc/self/cgroup | sort -u")) == ["/"]  # and no other's groups are seen
 
 
 @proves("Sandbox.create")

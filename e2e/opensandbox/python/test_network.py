@@ -1,7 +1,6 @@
 """What leaves a sandbox, and the ports that are reached in it."""
 
 import os
-import socket
 import time
 
 import httpx
@@ -14,51 +13,9 @@ from opensandbox.models.sandboxes import NetworkPolicy, NetworkRule
 
 proves = pytest.mark.proves
 
-@pytest.fixture(scope="module")
-def outside():
-    """An address of the internet that answers, or a skip: a machine without a network proves nothing here."""
-    for address in ("1.1.1.1", "8.8.8.8", "9.9.9.9"):
-        try:
-            socket.create_connection((address, 53), 2).close()
-            return address
-        except OSError:
-            continue
-    pytest.skip("no address of the internet answers this machine")
-
-
-def reaches(sbx, host):
-    script = f"import socket; socket.create_connection(('{host}', 53), 2); print('reached')"
-    return out(sbx.commands.run(f'python3 -c "{script}" 2>/dev/null')) == ["reached"]
-
 
 def rules(policy):
     return policy.default_action, [(r.action, r.target) for r in policy.egress or []]
-
-
-@proves("Sandbox.create", "Sandbox.get_egress_policy", "Sandbox.patch_egress_rules", "Sandbox.delete_egress_rules")
-def test_S3_47_a_policy_at_create_and_changes_while_it_runs(make, outside):
-    sbx = make(network_policy=NetworkPolicy(defaultAction="deny", egress=[NetworkRule(action="allow", target="192.0.2.0/24")]))
-    assert rules(sbx.get_egress_policy()) == ("deny", [("allow", "192.0.2.0/24")])
-    assert not reaches(sbx, outside)
-    sbx.patch_egress_rules([NetworkRule(action="allow", target=outside)])
-    assert ("allow", outside) in rules(sbx.get_egress_policy())[1]
-    assert ("allow", "192.0.2.0/24") in rules(sbx.get_egress_policy())[1]
-    assert reaches(sbx, outside)
-    sbx.patch_egress_rules([NetworkRule(action="deny", target=outside)])
-    assert not reaches(sbx, outside)
-    sbx.delete_egress_rules([outside, "192.0.2.0/24", "198.51.100.1"])
-    assert rules(sbx.get_egress_policy()) == ("deny", [])
-    assert not reaches(sbx, outside)
-
-
-@proves("Sandbox.get_egress_policy", "Sandbox.patch_egress_rules")
-def test_a_sandbox_without_a_policy_has_one_that_can_be_changed(make, outside):
-    sbx = make()
-    assert reaches(sbx, outside)
-    assert rules(sbx.get_egress_policy())[0] == "allow"
-    sbx.patch_egress_rules([NetworkRule(action="deny", target=outside)])
-    assert rules(sbx.get_egress_policy()) == ("allow", [("deny", outside)])
-    assert not reaches(sbx, outside)
 
 
 @proves("Sandbox.create", "Sandbox.patch_egress_rules")
