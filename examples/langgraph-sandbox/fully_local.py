@@ -1,0 +1,5 @@
+"""Runs the example of this name, which the package brings: read it there and copy it."""
+
+from cove.langgraph_sandbox.usage_examples.fully_local import main
+
+main()

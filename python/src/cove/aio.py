@@ -1,0 +1,402 @@
+"""The client for event loops: the same as cove.client, awaited. Nothing here blocks the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+from . import _calls as calls
+from . import _wire as wire
+from ._transport import CHUNK, AsyncTransport
+from .client import Landing
+from .errors import Gone
+
+T = TypeVar("T")
+OnEvent = Callable[[wire.Event], object | Awaitable[object]]
+Content = bytes | str | BinaryIO | Iterable[bytes] | AsyncIterable[bytes]
+
+
+class AsyncCove:
+    """A server, asked with one key: arguments, or COVE_URL and COVE_API_KEY. Safe for concurrent use."""
+
+    def __init__(self, url: str | None = None, api_key: str | None = None, *, timeout: float | None = None,
+                 headers: Mapping[str, str] | None = None) -> None:
+        self._t = AsyncTransport(url, api_key, timeout, headers)
+
+    @property
+    def url(self) -> str:
+        return self._t.settings.url
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._t.close()
+
+    async def __aenter__(self) -> AsyncCove:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def create(self, template: str | None = None, *, image: str | None = None, key: str | None = None, timeout: float | None = None,
+               idle_timeout: float | None = None, idle_action: str | None = None, env: Mapping[str, str] | None = None,
+               metadata: Mapping[str, str] | None = None, limits: wire.Limits | Mapping[str, Any] | None = None,
+               network: wire.Network | Mapping[str, Any] | None = None, storage: str | None = None,
+               mounts: Sequence[Mapping[str, Any]] | None = None, auto_resume: bool = False) -> AsyncSandbox:
+        """A sandbox that takes code; with a key the living one that has it."""
+        request = wire.body(template=template, image=image, key=key, timeout_seconds=timeout, idle_timeout_seconds=idle_timeout,
+                            idle_action=idle_action, env=env, metadata=metadata, limits=limits, network=network, storage=storage,
+                            mounts=mounts, auto_resume=auto_resume or None)
+        return AsyncSandbox(self, await self._t.send(calls.create(request)))
+
+    async def get(self, id: str) -> AsyncSandbox:
+        """A sandbox by its id, living or ended."""
+        return AsyncSandbox(self, await self._t.send(calls.get(id)))
+
+    def sandboxes(self, *, state: str | Sequence[str] | None = None, metadata: Mapping[str, str] | None = None,
+                  template: str | None = None, key: str | None = None) -> AsyncIterator[wire.SandboxInfo]:
+        """Your sandboxes, newest first."""
+        return self._pages(calls.sandboxes, calls.listing(state, metadata, template, key))
+
+    async def templates(self) -> list[wire.TemplateInfo]:
+        """What a sandbox can start from."""
+        return await self._t.send(calls.templates())
+
+    async def images(self) -> list[Mapping[str, Any]]:
+        """The container images of yours that are on the server."""
+        return await self._t.send(calls.images())
+
+    async def session(self, key: str, **request: Any) -> AsyncSession:
+        """The session of a key, with a living sandbox: the fields of the API's session request are keyword arguments."""
+        return AsyncSession(self, await self._t.send(calls.open_session(key, wire.body(**request))))
+
+    async def get_session(self, key: str) -> AsyncSession:
+        """A session as it is; nothing is started."""
+        return AsyncSession(self, await self._t.send(calls.get_session(key)))
+
+    def sessions(self, *, state: str | Sequence[str] | None = None) -> AsyncIterator[wire.SessionInfo]:
+        """Your sessions, those used last first."""
+        return self._pages(calls.sessions, calls.query(state=[state] if isinstance(state, str) else list(state or ())))
+
+    def artifacts(self, *, session: str | None = None, run: str | None = None, sha256: str | None = None) -> AsyncIterator[AsyncArtifact]:
+        """Your artifacts, newest first."""
+        return (AsyncArtifact.of(self, info) async for info in self._pages(calls.artifacts, calls.query(session=session, run=run, sha256=sha256)))
+
+    async def artifact(self, id: str) -> AsyncArtifact:
+        return AsyncArtifact.of(self, await self._t.send(calls.artifact(id)))
+
+    async def snippet(self, code: str, *, timeout: float = 10, cpu_seconds: int = 8, memory_mb: int = 128, open_files: int = 32,
+                env: Mapping[str, str] | None = None, network: bool = False, template: str | None = None,
+                sandbox: str | None = None) -> wire.SnippetResult:
+        """Run Python code in a fresh process of a fresh sandbox, with limits of its own."""
+        return await self._t.send(calls.snippet(code, timeout, cpu_seconds=cpu_seconds, memory_mb=memory_mb, open_files=open_files, env=env,
+                                          network=network or None, template=template, sandbox=sandbox))
+
+    async def _pages(self, ask: Callable[[list[tuple[str, str]]], calls.Call[tuple[list[T], str]]], params: list[tuple[str, str]]) -> AsyncIterator[T]:
+        cursor = ""
+        while True:
+            found, cursor = await self._t.send(ask(params + calls.query(cursor=cursor)))
+            for each in found:
+                yield each
+            if not cursor:
+                return
+
+    async def _run(self, call: calls.Call[T], on_event: OnEvent | None, cls: type[T]) -> T:
+        """A run collected by the server, or here while its events are told."""
+        if on_event is None:
+            return await self._t.send(call)
+        collected = wire.Collector()
+        async with contextlib.aclosing(self._t.events(call)) as events:
+            async for e in events:
+                collected.add(e)
+                told = on_event(e)
+                if inspect.isawaitable(told):
+                    await told
+        return collected.output(cls)
+
+
+class AsyncSandbox:
+    """One sandbox; info is what the server said last."""
+
+    def __init__(self, cove: AsyncCove, info: wire.SandboxInfo) -> None:
+        self._cove, self._t = cove, cove._t
+        self.info = info
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    def __repr__(self) -> str:
+        return f"<AsyncSandbox {self.id} {self.info.state}>"
+
+    async def __aenter__(self) -> AsyncSandbox:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.kill()
+
+    async def run(self, code: str, *, timeout: float | None = None, env: Mapping[str, str] | None = None, cwd: str | None = None,
+            kernel: str | None = None, silent: bool = False, on_event: OnEvent | None = None) -> wire.Output:
+        """Run a cell in a kernel. An exception of the code is in the output and not raised."""
+        call = calls.run(self.id, code, timeout, env=env, cwd=cwd, kernel=kernel, silent=silent or None)
+        return await self._cove._run(call, on_event, wire.Output)
+
+    async def exec(self, command: str | Sequence[str], *, timeout: float | None = None, env: Mapping[str, str] | None = None,
+             cwd: str | None = None, user: str | None = None, stdin: str | None = None, clean_env: bool = False,
+             limits: wire.RunLimits | Mapping[str, Any] | None = None, on_event: OnEvent | None = None) -> wire.Output:
+        """Run a command: a line for /bin/sh, or a list of arguments. A non-zero exit is in the output and not raised."""
+        call = calls.exec(self.id, command, timeout, env=env, cwd=cwd, user=user, stdin=stdin, clean_env=clean_env or None, limits=limits)
+        return await self._cove._run(call, on_event, wire.Output)
+
+    async def start_kernel(self, language: str = "python", *, name: str | None = None, cwd: str | None = None) -> str:
+        """Start another interpreter with variables of its own and tell its name, for run(kernel=…)."""
+        return await self._t.send(calls.start_kernel(self.id, wire.body(language=language, name=name, cwd=cwd)))
+
+    async def read(self, path: str, *, offset: int = 0, length: int | None = None, user: str | None = None) -> bytes:
+        """A file's bytes; read_stream is for large ones."""
+        return await self._t.send(calls.read(self.id, path, offset, length, user))
+
+    def read_stream(self, path: str, *, offset: int = 0, length: int | None = None, user: str | None = None) -> AsyncIterator[bytes]:
+        """A file in pieces, as they come."""
+        return self._t.chunks(calls.read(self.id, path, offset, length, user))
+
+    async def write(self, path: str, data: Content, *, mode: int | None = None, append: bool = False, user: str | None = None) -> wire.Entry:
+        """Write a file of any size: parents are made, and the content appears at once or not at all."""
+        return await self._t.send(calls.write(self.id, path, _content(data), mode, append, user))
+
+    async def stat(self, path: str, *, user: str | None = None) -> wire.Entry:
+        return await self._t.send(calls.stat(self.id, path, user))
+
+    async def ls(self, path: str, depth: int = 1, *, user: str | None = None) -> list[wire.Entry]:
+        """The entries of a directory, and of those below it down to depth."""
+        return await self._t.send(calls.ls(self.id, path, depth, user))
+
+    async def mkdir(self, path: str, *, parents: bool = True, mode: int | None = None, user: str | None = None) -> wire.Entry:
+        return await self._t.send(calls.change(self.id, "mkdir", wire.body(path=path, parents=parents, mode=mode, user=user)))
+
+    async def move(self, source: str, target: str, *, user: str | None = None) -> wire.Entry:
+        return await self._t.send(calls.change(self.id, "move", {"from": source, "to": target, **wire.body(user=user)}))
+
+    async def chmod(self, path: str, mode: int | None = None, *, owner: str | None = None, group: str | None = None,
+              user: str | None = None) -> wire.Entry:
+        return await self._t.send(calls.change(self.id, "chmod", wire.body(path=path, mode=mode, owner=owner, group=group, user=user)))
+
+    async def remove(self, path: str, recursive: bool = False, *, user: str | None = None) -> None:
+        await self._t.send(calls.remove(self.id, path, recursive, user))
+
+    async def fork(self, n: int = 1, **request: Any) -> AsyncForks:
+        """Copies of the sandbox, files and memory; all of them are made, or none."""
+        told = await self._t.send(calls.fork(self.id, wire.body(count=n, **request)))
+        made = [AsyncSandbox(self._cove, wire.decode(wire.SandboxInfo, each)) for each in told["sandboxes"]]
+        return AsyncForks(made, [wire.decode(wire.NotCopied, each) for each in told.get("not_copied") or []])
+
+    async def pause(self, **request: Any) -> None:
+        """Stop the sandbox with its memory until it is resumed."""
+        self.info = await self._t.send(calls.post(self.id, "pause", wire.body(**request)))
+
+    async def resume(self, **request: Any) -> None:
+        self.info = await self._t.send(calls.post(self.id, "resume", wire.body(**request)))
+
+    async def set_timeout(self, seconds: float) -> None:
+        """Give the sandbox a new lifetime, from now."""
+        self.info = await self._t.send(calls.post(self.id, "timeout", {"timeout_seconds": seconds}))
+
+    async def snapshot(self, name: str, **request: Any) -> wire.TemplateInfo:
+        """Make a template of the sandbox's files."""
+        return await self._t.send(calls.snapshot(self.id, wire.body(name=name, **request)))
+
+    async def kill(self) -> None:
+        """End the sandbox. One that has ended already is no error."""
+        try:
+            self.info = await self._t.send(calls.kill(self.id))
+        except Gone:
+            pass
+
+    async def refresh(self) -> wire.SandboxInfo:
+        """Ask the server again."""
+        self.info = await self._t.send(calls.get(self.id))
+        return self.info
+
+    async def usage(self) -> wire.SandboxUsage:
+        return await self._t.send(calls.usage(self.id))
+
+
+class AsyncForks(list[AsyncSandbox]):
+    """The copies of a sandbox, and what they do not have of it."""
+
+    def __init__(self, sandboxes: Iterable[AsyncSandbox], not_copied: Sequence[wire.NotCopied]) -> None:
+        super().__init__(sandboxes)
+        self.not_copied = not_copied
+
+
+@dataclass(frozen=True)
+class AsyncArtifact(wire.ArtifactInfo):
+    """A kept file that can be fetched."""
+
+    _cove: Any = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, cove: AsyncCove, info: wire.ArtifactInfo) -> AsyncArtifact:
+        return cls(**{f.name: getattr(info, f.name) for f in fields(wire.ArtifactInfo)}, _cove=cove)
+
+    async def content(self) -> bytes:
+        """Its bytes, which the server has verified; download is for large ones."""
+        content: bytes = await self._cove._t.send(calls.content(self.id))
+        return content
+
+    def stream(self) -> AsyncIterator[bytes]:
+        chunks: AsyncIterator[bytes] = self._cove._t.chunks(calls.content(self.id))
+        return chunks
+
+    async def download(self, path: str | os.PathLike[str]) -> Path:
+        """Write it to a file of yours, whole or not at all; a directory gets it by its name, unless something there has that name."""
+        landing = Landing.at(path, self.name, self.size)
+        await save(landing, self._cove._t.chunks(calls.content(self.id)))
+        return landing.target
+
+    async def link(self, ttl: float | None = None) -> wire.Link:
+        """A signed link that needs no key."""
+        link: wire.Link = await self._cove._t.send(calls.link(self.id, ttl))
+        return link
+
+    async def lineage(self) -> wire.Lineage:
+        """Which cell made it, and from what."""
+        lineage: wire.Lineage = await self._cove._t.send(calls.lineage(self.id))
+        return lineage
+
+    async def remove(self) -> None:
+        await self._cove._t.send(calls.remove_artifact(self.id))
+
+
+@dataclass(frozen=True)
+class AsyncSessionOutput(wire.SessionOutputInfo):
+    """A whole run of a session, with the files it left."""
+
+    artifacts: Sequence[AsyncArtifact] = ()
+
+    @classmethod
+    def of(cls, cove: AsyncCove, info: wire.SessionOutputInfo) -> AsyncSessionOutput:
+        told = {f.name: getattr(info, f.name) for f in fields(info)}
+        return cls(**told | {"artifacts": [AsyncArtifact.of(cove, a) for a in info.artifacts]})
+
+
+class AsyncSession:
+    """A key pinned to a sandbox, with its log, its datasets and its artifacts."""
+
+    def __init__(self, cove: AsyncCove, info: wire.SessionInfo) -> None:
+        self._cove, self._t = cove, cove._t
+        self.info = info
+
+    @property
+    def key(self) -> str:
+        return self.info.key
+
+    def __repr__(self) -> str:
+        return f"<AsyncSession {self.key} {self.info.state}>"
+
+    @property
+    def sandbox(self) -> AsyncSandbox:
+        """Its present sandbox."""
+        return AsyncSandbox(self._cove, wire.SandboxInfo(id=self.info.sandbox))
+
+    async def run(self, code: str, *, timeout: float | None = None, env: Mapping[str, str] | None = None, cwd: str | None = None,
+            tool_call: str | None = None, idempotency_key: str | None = None, on_disconnect: str | None = None,
+            on_event: OnEvent | None = None) -> AsyncSessionOutput:
+        """Run a cell and keep what it leaves in /session/artifacts. The same idempotency key with the same code runs once."""
+        call = calls.run_session(self.key, code, timeout, idempotency_key, env=env, cwd=cwd, tool_call=tool_call, on_disconnect=on_disconnect)
+        return AsyncSessionOutput.of(self._cove, await self._cove._run(call, on_event, wire.SessionOutputInfo))
+
+    async def stop(self) -> wire.SessionInfo:
+        """End its sandbox; the session stays, with its log."""
+        self.info = await self._t.send(calls.stop_session(self.key))
+        return self.info
+
+    async def remove(self) -> None:
+        """End it and remove its log and its files; artifacts stay."""
+        await self._t.send(calls.remove_session(self.key))
+
+    async def refresh(self) -> wire.SessionInfo:
+        self.info = await self._t.send(calls.get_session(self.key))
+        return self.info
+
+    async def log(self, *, after: int | None = None, last: int | None = None) -> list[dict[str, Any]]:
+        """What happened, oldest first."""
+        return await self._t.send(calls.log(self.key, after, last, False))
+
+    def follow(self, *, after: int | None = None) -> AsyncIterator[dict[str, Any]]:
+        """What happened and what happens next, until the loop is left."""
+        return (calls.log_line(line) async for line in self._t.lines(calls.log(self.key, after, None, True)))
+
+    async def state(self) -> wire.SessionState:
+        """The kernel's variables and modules after the last cell."""
+        return await self._t.send(calls.state(self.key))
+
+    async def keep(self, path: str, *, tool_call: str | None = None) -> AsyncArtifact:
+        """Keep one file of its sandbox as an artifact."""
+        return AsyncArtifact.of(self._cove, await self._t.send(calls.keep(self.key, wire.body(path=path, tool_call=tool_call))))
+
+    def artifacts(self) -> AsyncIterator[AsyncArtifact]:
+        return self._cove.artifacts(session=self.key)
+
+    async def datasets(self) -> list[wire.Dataset]:
+        return await self._t.send(calls.datasets(self.key))
+
+    async def stage(self, id: str, data: Content, *, file: str | None = None) -> wire.Dataset:
+        """Send a dataset of any size; it appears in /session/data when all of it has arrived."""
+        return await self._t.send(calls.stage(self.key, id, _content(data), file))
+
+    async def mark(self, id: str, status: str, *, sha256: str | None = None, file: str | None = None, error: str | None = None) -> wire.Dataset:
+        """Say that a dataset is pending or failed, or stage content that the server has already."""
+        return await self._t.send(calls.mark(self.key, id, wire.body(status=status, sha256=sha256, file=file, error=error)))
+
+    async def remove_dataset(self, id: str) -> None:
+        await self._t.send(calls.remove_dataset(self.key, id))
+
+    async def checkpoint(self, id: str | None = None, *, metadata: Mapping[str, str] | None = None) -> wire.Checkpoint:
+        """Keep the session as it is, files and memory."""
+        return await self._t.send(calls.checkpoint(self.key, wire.body(id=id, metadata=metadata)))
+
+    async def checkpoints(self) -> list[wire.Checkpoint]:
+        return await self._t.send(calls.checkpoints(self.key))
+
+    async def remove_checkpoint(self, id: str) -> None:
+        await self._t.send(calls.remove_checkpoint(self.key, id))
+
+    async def restore(self, checkpoint: str | wire.Checkpoint, *, session: str | None = None) -> wire.SessionInfo:
+        """Put the session, or another one, back to a checkpoint."""
+        id = checkpoint if isinstance(checkpoint, str) else checkpoint.id
+        info = await self._t.send(calls.restore(self.key, wire.body(checkpoint=id, session=session)))
+        if info.key == self.key:
+            self.info = info
+        return info
+
+
+def _content(data: Content) -> bytes | AsyncIterable[bytes]:
+    if isinstance(data, str):
+        return data.encode()
+    if isinstance(data, bytes | bytearray | memoryview):
+        return bytes(data)
+    if isinstance(data, AsyncIterable):
+        return data
+    read = getattr(data, "read", None)
+    pieces = iter(lambda: read(CHUNK), b"") if read else iter(data)
+    return _elsewhere(pieces)
+
+
+async def _elsewhere(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Pieces that block, such as those of a file, got in a thread."""
+    while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+        yield piece
+
+
+async def save(landing: Landing, chunks: AsyncGenerator[bytes, None]) -> None:
+    """Write a file whole or not at all, each piece in a thread. Cancelling it leaves nothing."""
+    async with contextlib.aclosing(chunks):
+        with landing.open() as write:
+            async for chunk in chunks:
+                await asyncio.to_thread(write, chunk)

@@ -1,0 +1,7 @@
+"""python -m cove.setup"""
+
+import sys
+
+from . import main
+
+sys.exit(main())
