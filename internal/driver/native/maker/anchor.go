@@ -237,6 +237,22 @@ func (s *shell) holds(a *trace.Process) {
 	s.anchors = kept
 }
 
+// freeing is how long the memory of a kernel that ended may take to be free. The agent waits longer for the news of the end.
+const freeing = 800 * time.Millisecond
+
+// awaitFreed returns when an anchor that was killed is gone, and the memory with it that it shared with its kernel. Who hears of
+// the kernel's end wants memory next, and while the last of the two gives theirs back the host sees nobody in the sandbox's
+// group that will: it would end the agent instead.
+func (s *shell) awaitFreed(a *trace.Process) {
+	patience := time.NewTimer(freeing)
+	defer patience.Stop()
+	select {
+	case <-a.Gone():
+	case <-s.done:
+	case <-patience.C:
+	}
+}
+
 func (s *shell) killAnchors() {
 	s.kernelMu.Lock()
 	defer s.kernelMu.Unlock()

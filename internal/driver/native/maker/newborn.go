@@ -149,6 +149,7 @@ func (m *Maker) settle(l *live, n *newborn, name string) (err error) {
 		case e := <-n.exit:
 			if n.anchor != nil {
 				n.anchor.Kill()
+				l.shell.awaitFreed(n.anchor)
 			}
 			m.kernelExit(l, n.token, before, e)
 		case <-l.shell.done:
