@@ -24,6 +24,7 @@ func TestPython(t *testing.T) {
 	if testing.Short() {
 		t.Skip("installs packages and runs for minutes")
 	}
+	t.Parallel() // each of these suites has a server of its own
 	packages, err := pythonPackages()
 	if err != nil {
 		t.Fatal(err)
@@ -46,6 +47,7 @@ func TestPythonDeepagents06(t *testing.T) {
 	if testing.Short() {
 		t.Skip("installs packages and runs for a minute")
 	}
+	t.Parallel()
 	packages, err := venv("python-deepagents06", "../python/tests/deepagents06/requirements.lock")
 	if err != nil {
 		t.Fatal(err)

@@ -127,9 +127,9 @@ func TestASandboxEndsWithItsEntrypoint(t *testing.T) {
 			}
 			id := got.json(t)["id"].(string)
 			w.eventually("its entrypoint is over", func() bool { state, _ := w.state(id); return state == want })
-			if list := w.ask("GET", "/v1/sandboxes?state="+want, "").json(t)["items"].([]any); len(list) != 1 {
-				t.Errorf("the listing has %v", list)
-			}
+			w.eventually("the listing, which is read from the database, has it", func() bool {
+				return len(w.ask("GET", "/v1/sandboxes?state="+want, "").json(t)["items"].([]any)) == 1
+			})
 			logs := w.ask("GET", "/v1/sandboxes/"+id+"/diagnostics/logs", "")
 			if logs.body != "out\n" || logs.header.Get("Deprecation") != "true" {
 				t.Errorf("its log is %q", logs.body)

@@ -715,7 +715,12 @@ func TestALayerThatIsLeftHalfwayIsCleanedUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	// It is readable when the process has ended, whether somebody has reaped it or not.
-	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(unpacker), Events: unix.POLLIN}}, 20_000); n != 1 {
+	ended := []unix.PollFd{{Fd: int32(unpacker), Events: unix.POLLIN}}
+	n, err := unix.Poll(ended, 20_000)
+	for err == unix.EINTR {
+		n, err = unix.Poll(ended, 20_000)
+	}
+	if n != 1 {
 		t.Fatalf("the unpacker outlives its maker: %v", err)
 	}
 	m.driver.Close()
