@@ -262,6 +262,24 @@ func (c *Client) do(ctx context.Context, method, path string, q url.Values, in, 
 	return nil
 }
 
+// upload sends bytes of any length and decodes the answer.
+func (c *Client) upload(ctx context.Context, method, path string, q url.Values, content io.Reader, out any) error {
+	req, err := c.request(ctx, method, path, q, content)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/octet-stream")
+	resp, err := c.receive(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(resp.Body).Decode(out); err != nil {
+		return fmt.Errorf("decode answer of %s %s: %w", method, path, err)
+	}
+	return nil
+}
+
 // send returns a successful answer with its body open, or the server's explanation.
 func (c *Client) send(ctx context.Context, method, path string, q url.Values, body io.Reader, accept string) (*http.Response, error) {
 	req, err := c.request(ctx, method, path, q, body)

@@ -2,8 +2,6 @@ package client
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"io"
 	"net/http"
 	"net/url"
@@ -24,19 +22,9 @@ func (c *Client) Datasets(ctx context.Context, key string) ([]Dataset, error) {
 func (c *Client) StageDataset(ctx context.Context, key, id, file string, content io.Reader) (*Dataset, error) {
 	q := url.Values{}
 	set(q, "file", file)
-	req, err := c.request(ctx, http.MethodPut, datasetsPath(key)+"/"+url.PathEscape(id), q, content)
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("Content-Type", "application/octet-stream")
-	resp, err := c.receive(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
 	var out Dataset
-	if err := json.NewDecoder(resp.Body).Decode(&out); err != nil {
-		return nil, fmt.Errorf("read the answer: %w", err)
+	if err := c.upload(ctx, http.MethodPut, datasetsPath(key)+"/"+url.PathEscape(id), q, content, &out); err != nil {
+		return nil, err
 	}
 	return &out, nil
 }

@@ -3,8 +3,6 @@ package client
 import (
 	"bytes"
 	"context"
-	"encoding/json"
-	"fmt"
 	"io"
 	"iter"
 	"net/http"
@@ -76,19 +74,9 @@ func (f Files) Write(ctx context.Context, path string, content io.Reader, option
 	if options.Append {
 		q.Set("append", "true")
 	}
-	req, err := f.s.c.request(ctx, http.MethodPut, f.s.path("files"), q, content)
-	if err != nil {
-		return Entry{}, err
-	}
-	req.Header.Set("Content-Type", "application/octet-stream")
-	resp, err := f.s.c.receive(req)
-	if err != nil {
-		return Entry{}, err
-	}
-	defer resp.Body.Close()
 	var e Entry
-	if err := json.NewDecoder(resp.Body).Decode(&e); err != nil {
-		return Entry{}, fmt.Errorf("decode answer: %w", err)
+	if err := f.s.c.upload(ctx, http.MethodPut, f.s.path("files"), q, content, &e); err != nil {
+		return Entry{}, err
 	}
 	return e, nil
 }

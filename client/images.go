@@ -76,19 +76,9 @@ func decodePull(r io.Reader, progress func(PullEvent)) (*ImageInfo, error) {
 func (c *Client) ImportImage(ctx context.Context, name string, archive io.Reader) ([]ImageInfo, error) {
 	q := url.Values{}
 	set(q, "name", name)
-	req, err := c.request(ctx, http.MethodPost, "/images/import", q, struct{ io.Reader }{archive})
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("Content-Type", "application/octet-stream")
-	resp, err := c.receive(req)
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
 	var list ImageList
-	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
-		return nil, fmt.Errorf("decode answer: %w", err)
+	if err := c.upload(ctx, http.MethodPost, "/images/import", q, struct{ io.Reader }{archive}, &list); err != nil {
+		return nil, err
 	}
 	return list.Images, nil
 }

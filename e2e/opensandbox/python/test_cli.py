@@ -10,7 +10,7 @@ import pytest
 from conftest import IMAGE, NEWEST, eventually, kill
 from opensandbox import SandboxSync
 
-pytestmark = pytest.mark.skipif(not NEWEST, reason="the newest only")
+pytestmark = pytest.mark.skipif(not NEWEST, reason="osb came after the older release of the SDK")
 proves = pytest.mark.proves
 
 
