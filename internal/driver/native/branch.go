@@ -1,6 +1,7 @@
 package native
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -165,18 +166,10 @@ func (d *Driver) welcome(ctx context.Context, r sandbox.ForkRequest, forked sand
 		d.remember(c.ID)
 		err = errors.Join(err, d.keepChannel(c.ID, files[i:i+1]))
 	}
-	for i, c := range r.Children {
-		if err != nil {
-			break
-		}
-		var k agentapi.Kernel
-		k, err = d.agent(c.ID).KernelWait(ctx, agentapi.KernelParams{Kernel: agentapi.DefaultKernel, Token: tokens[i]})
-		if err == nil && k.State == agentapi.KernelDead {
-			err = fault.New(fault.Unavailable, "the branch did not start: %s", k.Message)
-		}
-		if i == 0 {
-			forked.NotCopied = append(forked.NotCopied, notCopied(k.Lost)...)
-		}
+	if err == nil {
+		var lost []agentapi.Lost
+		lost, err = d.awaitAll(ctx, r.Children, tokens)
+		forked.NotCopied = append(forked.NotCopied, notCopied(lost)...)
 	}
 	if err != nil {
 		for _, c := range r.Children {
@@ -185,6 +178,23 @@ func (d *Driver) welcome(ctx context.Context, r sandbox.ForkRequest, forked sand
 		return sandbox.Forked{}, err
 	}
 	return forked, nil
+}
+
+// awaitAll asks every branch at once whether it takes cells; what the first of them has lost.
+func (d *Driver) awaitAll(ctx context.Context, children []sandbox.ForkChild, tokens []string) ([]agentapi.Lost, error) {
+	kernels, errs := make([]agentapi.Kernel, len(children)), make([]error, len(children))
+	var work sync.WaitGroup
+	for i, c := range children {
+		work.Go(func() {
+			k, err := d.agent(c.ID).KernelWait(ctx, agentapi.KernelParams{Kernel: agentapi.DefaultKernel, Token: tokens[i]})
+			if err == nil && k.State == agentapi.KernelDead {
+				err = fault.New(fault.Unavailable, "the branch did not start: %s", k.Message)
+			}
+			kernels[i], errs[i] = k, err
+		})
+	}
+	work.Wait()
+	return kernels[0].Lost, cmp.Or(errs...)
 }
 
 // Pause stops every process of a sandbox.

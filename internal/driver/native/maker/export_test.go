@@ -2,9 +2,10 @@ package maker
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -13,15 +14,27 @@ import (
 )
 
 // PlanSize is the size of a plan on the wire.
-func PlanSize() int { return binary.Size(plan{}) }
+func PlanSize() int { return len(new(plan).bytes()) }
 
 // OOMLog is the memory of the kernel's out-of-memory messages, without the kernel.
 type OOMLog struct{ o *oomLog }
 
+// Kills counts the processes that were killed for lack of memory, by group.
+type Kills map[string]int
+
+func (k Kills) names() []string        { return slices.Sorted(maps.Keys(k)) }
+func (k Kills) kills(group string) int { return k[group] }
+
 // NewOOMLog follows groups below a prefix.
-func NewOOMLog(prefix string, tell func(group, text string)) OOMLog {
-	return OOMLog{&oomLog{prefix: prefix, victims: map[string]victim{}, tell: func(group string, v victim) { tell(group, v.String()) }}}
+func NewOOMLog(prefix string, kills Kills, tell func(group, text string)) OOMLog {
+	return OOMLog{newOOMLog(prefix, kills, func(group string, v victim) { tell(group, v.String()) })}
 }
+
+// Lost says that records were overwritten.
+func (l OOMLog) Lost() { l.o.recount() }
+
+// UID is that of a sandbox's user on the host.
+func UID(slot, user int) int { return uidBase(slot) + user }
 
 // Hear takes one record of the kernel's log.
 func (l OOMLog) Hear(record string) { l.o.hear(record) }
@@ -30,6 +43,18 @@ func (l OOMLog) Hear(record string) { l.o.hear(record) }
 func (l OOMLog) Victim(group string) (text string, init, ok bool) {
 	v, ok := l.o.victim(group)
 	return v.String(), v.init, ok
+}
+
+// Await is Victim for a group that has counted a kill.
+func (l OOMLog) Await(group string) (text string, init, ok bool) {
+	v, ok := l.o.awaitVictim(group)
+	return v.String(), v.init, ok
+}
+
+// Current is the victim of the last kill.
+func (l OOMLog) Current(group string) (text string, ok bool) {
+	v, ok := l.o.current(group)
+	return v.String(), ok
 }
 
 // Journal of ends.

@@ -198,13 +198,20 @@ func (f *fork) run(ctx context.Context, cut func()) error {
 		return err
 	}
 	defer f.parent.pool.serve()()
-	var places, memory error
-	work.Go(func() { places = f.guard(f.gather) })
+	var places, size, memory error
+	work.Go(func() {
+		if places = f.guard(f.gather); places == nil {
+			size = f.guard(func() error { return f.from.anchor.Hold(f.measure) })
+		}
+	})
 	// The processes stop for the copy of the disk, and the anchor is one of them: one after the other.
 	f.frozen, err = f.parent.shell.freezeDisk()
 	work.Wait()
 	if err == nil {
 		err = places
+	}
+	if err == nil && size != nil {
+		err = whyNotCopied(size)
 	}
 	if err != nil {
 		return err
@@ -252,9 +259,6 @@ func (f *fork) meet(ctx context.Context) error {
 // that is copied later.
 func (f *fork) copyMemory(goOn func()) error {
 	from := f.from.anchor
-	if err := from.Hold(f.measure); err != nil {
-		return whyNotCopied(err)
-	}
 	var work sync.WaitGroup
 	defer work.Wait()
 	f.parent.shell.moving.RLock()

@@ -177,7 +177,7 @@ func (m *Maker) kernelExit(l *live, token string, oomBefore int, e exit) {
 	told := &agentapi.KernelExit{Token: token, Code: e.code, Signal: e.signal}
 	if e.signal == "SIGKILL" && l.shell.group.OOMKills() > oomBefore {
 		told.OOM = true
-		if v, ok := m.oom.victim(l.shell.group.Name()); ok {
+		if v, ok := m.oom.current(l.shell.group.Name()); ok {
 			told.Message = v.String()
 		}
 	}
@@ -193,6 +193,33 @@ func (m *Maker) tellShortage(group string, v victim) {
 			go func() { _ = l.shell.tell(agentapi.Message{Type: agentapi.MessageOOM, Text: v.String()}) }()
 		}
 	}
+}
+
+// liveGroups are the groups of a maker's sandboxes.
+type liveGroups struct{ m *Maker }
+
+func (g liveGroups) names() (all []string) {
+	g.m.mu.Lock()
+	defer g.m.mu.Unlock()
+	for _, l := range g.m.sandboxes {
+		all = append(all, l.shell.group.Name())
+	}
+	return all
+}
+
+func (g liveGroups) kills(name string) int {
+	g.m.mu.Lock()
+	var of *live
+	for _, l := range g.m.sandboxes {
+		if l.shell.group.Name() == name {
+			of = l
+		}
+	}
+	g.m.mu.Unlock()
+	if of == nil {
+		return 0
+	}
+	return of.shell.group.OOMKills()
 }
 
 // attendLive records a sandbox's end.
@@ -224,9 +251,13 @@ func (m *Maker) autopsy(l *live) (sandbox.Cause, string) {
 		look = m.oom.awaitVictim
 	}
 	if victim, ok := look(l.shell.group.Name()); ok {
-		if status.Signaled() && status.Signal() == unix.SIGKILL && (victim.init || victim.pid == l.shell.pid) {
+		killed := status.Signaled() && status.Signal() == unix.SIGKILL
+		if killed && (victim.init || victim.pid == l.shell.pid) {
 			victim.process = agentName // the kernel calls it by the memory file it was executed from
 			return sandbox.CauseOOM, victim.String()
+		}
+		if killed && victim.process == "" { // its record is lost: the count says that it was one of ours
+			return sandbox.CauseOOM, "out of memory"
 		}
 		return sandbox.CauseAgentDied, describe(status) + "; before that: " + victim.String()
 	}

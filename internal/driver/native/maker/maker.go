@@ -148,7 +148,7 @@ func Open(cfg Config) (*Maker, error) {
 	if err := m.sweepGroups(); err != nil {
 		return nil, err
 	}
-	m.oom = followOOM(m.log, "/"+m.groups.Name()+"/", m.tellShortage)
+	m.oom = followOOM(m.log, "/"+m.groups.Name()+"/", liveGroups{m}, m.tellShortage)
 	undo.add(m.oom.close)
 	if cfg.Network {
 		m.net, err = network.Open(network.Options{Tag: cfg.Tag, Log: m.log})

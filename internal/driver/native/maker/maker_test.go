@@ -37,7 +37,7 @@ const (
 
 func TestOOMLog(t *testing.T) {
 	told := map[string]string{}
-	l := maker.NewOOMLog("/cove-abc/", func(group, text string) { told[group] = text })
+	l := maker.NewOOMLog("/cove-abc/", maker.Kills{"sb7": 1}, func(group, text string) { told[group] = text })
 	l.Hear("6,1,1,-;something else\n")
 	l.Hear(fmt.Sprintf(strings.Replace(killLine, "/cove-abc/sb7", "/docker/1", 2), "python3", 1000))
 	if _, _, ok := l.Victim("1"); ok {
@@ -59,11 +59,77 @@ func TestOOMLog(t *testing.T) {
 	}
 }
 
+// TestOOMLogWithoutTheFirstRecord: beyond ten kills in five seconds the kernel leaves out the record that names the group.
+func TestOOMLogWithoutTheFirstRecord(t *testing.T) {
+	var told []string
+	kills := maker.Kills{}
+	l := maker.NewOOMLog("/cove-abc/", kills, func(group, text string) { told = append(told, group+": "+text) })
+	bare := func(process string, pid, uid int) {
+		l.Hear(fmt.Sprintf("3,2,3,-;Memory cgroup out of memory: Killed process %d (%s) total-vm:9kB, anon-rss:65536kB, file-rss:0kB, shmem-rss:0kB, UID:%d pgtables:1kB oom_score_adj:0\n", pid, process, uid))
+	}
+	says := func(claim string, want ...string) {
+		t.Helper()
+		if diff := cmp.Diff(want, told); diff != "" {
+			t.Errorf("%s: %s", claim, diff)
+		}
+		told = nil
+	}
+	bare("python3", 11, maker.UID(7, 1000))
+	says("a kill that the group has not counted is of another maker's sandbox")
+	kills["sb7"]++
+	bare("python3", 12, maker.UID(7, 1000))
+	says("by the uid", "sb7: out of memory: the kernel killed python3, which used 64 MiB")
+	bare("python3", 13, maker.UID(7, 1000))
+	says("the same count explains one kill")
+	if text, ok := l.Current("sb7"); !ok || !strings.Contains(text, "python3") {
+		t.Errorf("the last victim: %q %t", text, ok)
+	}
+	kills["sb7"]++
+	if text, ok := l.Current("sb7"); ok {
+		t.Errorf("an earlier victim passes for that of the last kill: %q", text)
+	}
+	kills["sb7"]--
+	bare("python3", 14, 1000)
+	bare("python3", 15, maker.UID(7, -1))
+	bare("python3", 16, maker.UID(1<<20, 0))
+	says("uids of no sandbox")
+	kills["sb0"]++
+	bare("cove-agent", 17, maker.UID(0, 0))
+	says("the first uid", "sb0: out of memory: the kernel killed cove-agent, which used 64 MiB")
+	if _, init, _ := l.Victim("sb0"); !init {
+		t.Error("PID 1 was not recognised")
+	}
+
+	kills["sb7"]++
+	l.Hear(fmt.Sprintf(killLine, "node", maker.UID(7, 1000)))
+	l.Hear(rssLine)
+	says("both records", "sb7: out of memory: the kernel killed node, which used 256 MiB")
+	l.Lost()
+	says("nothing was lost")
+	kills["sb0"]++
+	kills["sb7"]++
+	l.Hear(fmt.Sprintf(killLine, "ruby", maker.UID(7, 1000)))
+	l.Lost()
+	says("records are lost", "sb0: out of memory: the kernel killed a process", "sb7: out of memory: the kernel killed ruby")
+	l.Lost()
+	says("it is told once")
+	if text, init, ok := l.Await("sb0"); text != "out of memory: the kernel killed a process" || init || !ok {
+		t.Errorf("%q %t %t", text, init, ok)
+	}
+	kills["sb0"]++
+	if text, _, ok := l.Await("sb0"); text != "out of memory: the kernel killed a process" || !ok {
+		t.Errorf("a silent log: %q %t", text, ok)
+	}
+	if _, _, ok := l.Await("sb9"); ok {
+		t.Error("a victim where nobody was killed")
+	}
+}
+
 func FuzzOOMRecord(f *testing.F) {
 	f.Add(fmt.Sprintf(killLine, "a,pid=1,uid=0", 5))
 	f.Add(rssLine)
 	f.Fuzz(func(_ *testing.T, record string) {
-		l := maker.NewOOMLog("/cove-abc/", func(string, string) {})
+		l := maker.NewOOMLog("/cove-abc/", maker.Kills{"sb7": 1}, func(string, string) {})
 		l.Hear(record)
 		l.Hear(rssLine)
 	})

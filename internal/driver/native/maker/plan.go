@@ -1,10 +1,10 @@
 package maker
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"strings"
+	"unsafe"
 
 	"golang.org/x/net/bpf"
 
@@ -73,12 +73,10 @@ func (p *plan) setFilter(program []bpf.RawInstruction) {
 	}
 }
 
+// bytes are those of the struct itself: its reader is a program of this machine, and to encode its thousands of elements one
+// by one took 0.1 ms for every shell.
 func (p *plan) bytes() []byte {
-	var b bytes.Buffer
-	if err := binary.Write(&b, binary.LittleEndian, p); err != nil {
-		panic(err) // a fixed struct always encodes
-	}
-	return b.Bytes()
+	return unsafe.Slice((*byte)(unsafe.Pointer(p)), unsafe.Sizeof(*p))
 }
 
 // Capabilities, by number.

@@ -131,10 +131,12 @@ func (p *pool) fill() {
 		if !p.calm() {
 			continue
 		}
+		form := p.form
 		if bare {
 			p.keepSpares()
+			form = form.bare()
 		}
-		s, err := p.makeOne(p.ctx, p.form)
+		s, err := p.makeOne(p.ctx, form)
 		if err == nil && p.warm() && !bare {
 			// Not having one ahead is no failure: the create that gets this shell forks its own.
 			if n, berr := p.m.bear(p.ctx, p, s, true); berr == nil {
@@ -169,6 +171,16 @@ func (p *pool) fill() {
 		}
 	}
 }
+
+// bare is a form for branches, whose files it is given later: until then it needs no image and no device, which would only
+// have to be taken away while somebody waits.
+func (f form) bare() form {
+	f.storage, f.disk = sandbox.StorageTmpfs, bareDisk
+	return f
+}
+
+// bareDisk holds the few directories that mounts need.
+const bareDisk = 1 << 20
 
 func (p *pool) keepSpares() {
 	p.mu.Lock()
