@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"io"
 	"math"
@@ -50,10 +51,12 @@ func (a *Agent) collect(l *link, params agentapi.CollectParams) error {
 	if out.event(agentapi.Event{Type: agentapi.EventStarted}) != nil {
 		return nil
 	}
-	for _, f := range w.found {
-		if a.sendFound(out, box, f) != nil {
+	for rest := w.found; len(rest) > 0; {
+		n := together(rest)
+		if a.sendFound(out, box, rest[:n]) != nil {
 			return nil // the client has left
 		}
+		rest = rest[n:]
 	}
 	if out.w.Flush() != nil {
 		return nil
@@ -176,14 +179,9 @@ func namesOf(fd, most int) ([]string, error) {
 }
 
 func (w *walk) entry(dir int, name, rel string, depth int) error {
-	fd, err := open(dir, name, oPath|syscall.O_NOFOLLOW, 0)
-	if err != nil {
-		return nil // gone meanwhile
-	}
-	defer syscall.Close(fd)
 	var st syscall.Stat_t
-	if err := syscall.Fstat(fd, &st); err != nil {
-		return nil
+	if err := lstatat(dir, name, &st); err != nil {
+		return nil // gone meanwhile
 	}
 	if st.Mode&syscall.S_IFMT == syscall.S_IFDIR {
 		return w.enter(dir, name, rel, depth, &st)
@@ -225,7 +223,7 @@ func (w *walk) tell(f agentapi.Found) {
 	if len(f.Path) > agentapi.MaxCollectedPath {
 		f.Path, f.Refused = strings.TrimRight(strings.ToValidUTF8(f.Path[:agentapi.MaxCollectedPath], ""), "/"), "its path is too long"
 	}
-	if w.seen[f.Mark()] {
+	if len(w.seen) > 0 && w.seen[f.Mark()] {
 		return
 	}
 	w.found = append(w.found, f)
@@ -258,62 +256,98 @@ func (s *sender) event(e agentapi.Event) error {
 	return agentapi.WriteJSON(s.w, agentapi.FrameEvent, e)
 }
 
-// sendFound sends a file, or why it is not sent. An error means that nobody listens any more.
-func (a *Agent) sendFound(out *sender, b *box, f agentapi.Found) error {
-	if f.Refused != "" {
-		return out.event(agentapi.Event{Type: agentapi.EventFound, Found: &f})
-	}
-	var fd int
-	err := a.as(b.user, func() (err error) {
-		fd, err = b.openFound(&f)
-		return err
-	})
-	if err != nil {
-		if errors.Is(err, syscall.ENOENT) {
-			return nil // gone meanwhile: it was never here
+// Becoming the user costs more than opening a file, so some are opened at once: few, and none behind one that takes long to
+// send, so that what is opened is soon read.
+const (
+	togetherFiles = 32
+	togetherBytes = 256 << 10
+)
+
+// together is how many of the files are opened at once, at least one.
+func together(files []agentapi.Found) int {
+	bytes := int64(0)
+	for i, f := range files {
+		if bytes += f.Size; i > 0 && (i == togetherFiles || bytes > togetherBytes) {
+			return i
 		}
-		f.Refused = fault.Message(explain(err, "the file"))
-		return out.event(agentapi.Event{Type: agentapi.EventFound, Found: &f})
 	}
-	defer syscall.Close(fd)
-	switch {
-	case f.Size > out.most:
-		f.Refused = agentapi.TooLarge
-	case f.Size > out.left:
-		f.Refused = agentapi.NoRoom
-	}
-	if err := out.event(agentapi.Event{Type: agentapi.EventFound, Found: &f}); err != nil || f.Refused != "" {
-		return err
-	}
-	return out.file(fd)
+	return len(files)
 }
 
-// openFound opens a file that the walk has seen, and tells it as it is before its first byte is read.
-func (b *box) openFound(f *agentapi.Found) (int, error) {
-	dir, name := path.Split(f.Path)
+// sendFound sends files, or why they are not sent. An error means that nobody listens any more.
+func (a *Agent) sendFound(out *sender, b *box, files []agentapi.Found) error {
+	fds, errs := slices.Repeat([]int{-1}, len(files)), make([]error, len(files))
+	defer func() {
+		for _, fd := range fds {
+			if fd >= 0 {
+				syscall.Close(fd)
+			}
+		}
+	}()
+	err := a.as(b.user, func() error {
+		for i, f := range files {
+			if f.Refused == "" {
+				fds[i], errs[i] = b.openFound(f.Path)
+			}
+		}
+		return nil
+	})
+	for i, f := range files {
+		if err := out.found(f, fds[i], cmp.Or(err, errs[i])); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// openFound opens a file that the walk has seen.
+func (b *box) openFound(p string) (int, error) {
+	dir, name := path.Split(p)
 	parent, err := b.enter(dir)
 	if err != nil {
 		return -1, err
 	}
-	fd, err := open(parent, name, syscall.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return -1, err
+	return open(parent, name, syscall.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+}
+
+// found tells a file as it is before its first byte is read, and sends it unless something is against that.
+func (s *sender) found(f agentapi.Found, fd int, err error) error {
+	if f.Refused == "" && err == nil {
+		f, err = look(f.Path, fd)
 	}
-	if err := requireRegular(fd, "the file"); err != nil {
-		syscall.Close(fd)
-		return -1, err
+	if errors.Is(err, syscall.ENOENT) {
+		return nil // gone meanwhile: it was never here
 	}
+	switch {
+	case f.Refused != "":
+	case err != nil:
+		f.Refused = fault.Message(explain(err, "the file"))
+	case f.Size > s.most:
+		f.Refused = agentapi.TooLarge
+	case f.Size > s.left:
+		f.Refused = agentapi.NoRoom
+	}
+	if err := s.event(agentapi.Event{Type: agentapi.EventFound, Found: &f}); err != nil || f.Refused != "" {
+		return err
+	}
+	return s.file(fd, f.Size)
+}
+
+// look tells what was opened, which may be another file than the walk has seen.
+func look(p string, fd int) (agentapi.Found, error) {
 	var st syscall.Stat_t
 	if err := syscall.Fstat(fd, &st); err != nil {
-		syscall.Close(fd)
-		return -1, err
+		return agentapi.Found{Path: p}, err
 	}
-	*f = foundOf(f.Path, &st)
-	return fd, nil
+	f := foundOf(p, &st)
+	if st.Nlink == 0 { // removed since it was opened
+		return f, syscall.ENOENT
+	}
+	return f, regular(&st, "the file")
 }
 
 // file sends a file's bytes. One that goes on beyond the limit, however small it was, or that cannot be read breaks off.
-func (s *sender) file(fd int) error {
+func (s *sender) file(fd int, size int64) error {
 	b := chunks.Get().(*chunk)
 	defer chunks.Put(b)
 	for at := int64(0); ; {
@@ -331,6 +365,9 @@ func (s *sender) file(fd int) error {
 		agentapi.PutHeader(b[:], agentapi.FrameData, n)
 		if _, err := s.w.Write(b[:agentapi.HeaderSize+n]); err != nil {
 			return err
+		}
+		if at == size && agentapi.HeaderSize+n < len(b) { // less came than there was room for: that was the end
+			return agentapi.WriteFrame(s.w, agentapi.FrameEOF, nil)
 		}
 	}
 }
@@ -370,14 +407,8 @@ func (b *box) discard(f agentapi.Found) bool {
 	if err != nil {
 		return false
 	}
-	fd, err := open(parent, name, oPath|syscall.O_NOFOLLOW, 0)
-	if err != nil {
-		return false
-	}
 	var st syscall.Stat_t
-	err = syscall.Fstat(fd, &st)
-	syscall.Close(fd)
-	return err == nil && st.Mode&syscall.S_IFMT == syscall.S_IFREG && foundOf(f.Path, &st).Same(f) && unlinkat(parent, name, 0) == nil
+	return lstatat(parent, name, &st) == nil && st.Mode&syscall.S_IFMT == syscall.S_IFREG && foundOf(f.Path, &st).Same(f) && unlinkat(parent, name, 0) == nil
 }
 
 // prune removes directories that are empty now, and those above them, the deepest first.

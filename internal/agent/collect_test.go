@@ -3,6 +3,7 @@ package agent_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -135,6 +136,40 @@ func TestCollect(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestCollectOfManyFiles: more than are opened at once, with what is no file and what is large among them.
+func TestCollectOfManyFiles(t *testing.T) {
+	h := newHome(t, agentapi.Boot{ID: "a"})
+	in, _ := box(t, h)
+	want := map[string]string{}
+	var names []string
+	for i := range 100 {
+		name := fmt.Sprintf("%d/%03d", i/50, i)
+		names = append(names, name)
+		if i%40 == 7 {
+			if err := errors.Join(os.MkdirAll(filepath.Join(in, filepath.Dir(name)), 0o755), os.Symlink("/etc/passwd", filepath.Join(in, name))); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		want[name] = strings.Repeat(name, 1+i%3*30_000)
+		lay(t, filepath.Join(in, name), want[name])
+	}
+	found, content, more := gather(t, h, agentapi.CollectParams{Path: in})
+	var got []string
+	for _, f := range found {
+		got = append(got, f.Path)
+		if (f.Refused == "") != (want[f.Path] != "") || f.Refused == "" && f.Size != int64(len(want[f.Path])) {
+			t.Errorf("%+v", f)
+		}
+	}
+	if !slices.Equal(got, names) || !mapsEqual(content, want) || more {
+		t.Errorf("%q %t", got, more)
+	}
+	if d, err := h.Discard(t.Context(), agentapi.DiscardParams{Path: in, Files: found}); err != nil || d.Files != len(want) {
+		t.Error(d, err)
+	}
 }
 
 func marks(found []agentapi.Found) (all []byte) {

@@ -183,6 +183,10 @@ func requireRegular(fd int, p string) error {
 	if err := syscall.Fstat(fd, &st); err != nil {
 		return err
 	}
+	return regular(&st, p)
+}
+
+func regular(st *syscall.Stat_t, p string) error {
 	switch st.Mode & syscall.S_IFMT {
 	case syscall.S_IFREG:
 		return nil

@@ -19,6 +19,7 @@ const (
 	atFDCWD           = -100
 	atRemoveDir       = 0x200
 	atSymlinkNoFollow = 0x100
+	atNoAutomount     = 0x800
 	atEmptyPath       = 0x1000
 
 	resolveNoMagiclinks = 0x02
@@ -78,6 +79,19 @@ func readlinkat(dir int, name string) (string, error) {
 		return "", errno
 	}
 	return string(buf[:n]), nil
+}
+
+// lstatat looks at a name of a directory and follows nothing.
+func lstatat(dir int, name string, st *syscall.Stat_t) error {
+	p, err := syscall.BytePtrFromString(name)
+	if err != nil {
+		return err
+	}
+	_, _, errno := syscall.Syscall6(sysFstatat, uintptr(dir), uintptr(unsafe.Pointer(p)), uintptr(unsafe.Pointer(st)), atSymlinkNoFollow|atNoAutomount, 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
 }
 
 func unlinkat(dir int, name string, flags int) error {

@@ -447,3 +447,46 @@ func TestS4_108_EqualContentAtOnce(t *testing.T) {
 		t.Errorf("%d blobs", n)
 	}
 }
+
+// TestManySmallFiles: they are told in order of path. When one cannot be stored, nothing is kept, and no
+// room stays reserved.
+func TestManySmallFiles(t *testing.T) {
+	cfg := defaults
+	cfg.MaxSessionSize = 1_500_000
+	w := newWorld(t, cfg)
+	var want []string
+	for i := range 130 {
+		name := fmt.Sprintf("%03d", i)
+		content := strings.Repeat(name, 1+i%2*1000)
+		if i == 64 { // larger than what one frame holds
+			content = strings.Repeat(name, 100_000)
+		}
+		w.put(name, content)
+		want = append(want, name+" "+sum(content))
+	}
+	tmp := filepath.Join(w.dir, "blobs", "tmp")
+	if err := os.Remove(tmp); err != nil {
+		t.Fatal(err)
+	}
+	for range 4 { // as much as there is room for, were it not given back
+		if list, err := w.Collect(t.Context(), w.agent, tenant, artifact.Origin{Session: "s1", Run: "run1"}, w.box); err == nil {
+			t.Fatalf("%+v", list)
+		}
+	}
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if left := w.left(); len(left) != len(want) {
+		t.Errorf("%d files are left", len(left))
+	}
+	var got []string
+	for _, a := range w.collect("run2") {
+		got = append(got, a.Path+" "+sum(w.read(a)))
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if left := w.left(); left != nil {
+		t.Errorf("left in the box: %q", left)
+	}
+}
