@@ -16,7 +16,7 @@ import peer  # noqa: E402
 PRELOAD = ["numpy", "pandas", "matplotlib.pyplot"]
 CELL = ("import numpy as np, pandas as pd\ndf = pd.DataFrame({'a': np.arange(1000), 'b': np.arange(1000) * 2.0})\n"
         "df.groupby(df.a % 7).b.sum()")
-OFF = {name: False for name in ("arena", "warmup", "fill", "freeze", "immortal", "collapse")}
+OFF = {name: False for name in ("arena", "warmup", "pack", "fill", "freeze", "immortal", "collapse")}
 CASES = {
     "nothing": OFF,
     "freeze": dict(OFF, freeze=True),
@@ -25,6 +25,7 @@ CASES = {
     "all": {},
     "all but arena": {"arena": False},
     "all but warmup": {"warmup": False},
+    "all but pack": {"pack": False},
     "all but fill": {"fill": False},
     "all but freeze": {"freeze": False},
     "all but immortal": {"immortal": False},

@@ -24,6 +24,7 @@ import socket
 import struct
 import sys
 import time
+import types
 
 CONTROL = 3
 MAX_MESSAGE = 64 << 10
@@ -32,6 +33,7 @@ MAX_CGROUPS = 8
 MAX_GROUPS = 64
 MAX_STRAYS = 256
 CHILD_SOCKET = 3
+FRAME_REQUEST = 1
 FRAME_CONTROL = 8
 MAX_ENVIRONMENT = 1 << 20
 EXIT_SETUP = 71  # a child that could not enter its sandbox; its stderr says why
@@ -47,7 +49,7 @@ IMPORT_ENVIRONMENT = {
     "IPYTHONDIR": "/tmp/.ipython", "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8",
 }
 
-TUNE = ("arena", "warmup", "fill", "freeze", "immortal", "collapse")
+TUNE = ("arena", "warmup", "pack", "fill", "freeze", "immortal", "collapse")
 
 
 # --- the ways into a sandbox ------------------------------------------------------------------------------------------
@@ -230,6 +232,9 @@ class Slow:
         self.drop_privileges(request)
         self.arrange_descriptors(request)
         self.prctl("dumpable", self.PR_SET_DUMPABLE, 1)
+        self.furnish(request)
+
+    def furnish(self, request):
         try:
             os.setsid()
         except OSError:
@@ -279,6 +284,26 @@ class Slow:
         os.dup2(high[0], CHILD_SOCKET, inheritable=False)
         request.err = 2
         close_from(CHILD_SOCKET + 1)
+
+
+class Plain(Slow):
+    """A fork and nothing else, for a zygote that lives in its sandbox itself and has all that its kernels may have."""
+
+    name = "plain"
+
+    def fork(self, request):
+        pid = os.fork()
+        if pid == 0:
+            self.settle_or_die(request)
+            return 0, ()
+        return pid, (pidfd_open(pid),)  # nobody but us can reap it, so the number still means the same process
+
+    def settle(self, request):
+        self.arrange_descriptors(request)
+        self.furnish(request)
+
+    def become_visible(self):
+        self.prctl("dumpable", self.PR_SET_DUMPABLE, 1)
 
 
 CHILD_OF_SLOW = [0]  # the pid of a child that Slow made, known to itself only
@@ -370,6 +395,34 @@ def immortalise(shim):
     count = len(objects)
     del objects
     return shim.lib.cove_immortalise(pointers, ctypes.c_long(count), ctypes.byref(layout))
+
+
+def pack_code(order):
+    """Put the code at these addresses side by side, in that order; how many there were.
+
+    Since Python 3.11 code is written to while it runs: it counts how often it could not be specialised, and since 3.13 which
+    branches were taken. Each page with some of it is copied in a child, and it lies among what is never written to.
+    """
+    wanted = {address: number for number, address in enumerate(order)}
+    functions = [f for f in gc.get_objects() if type(f) is types.FunctionType]
+    copies = {}
+
+    def copy(code):
+        """The copy of a code object, or itself where nothing in it is wanted."""
+        if id(code) in copies:
+            return copies[id(code)][1]
+        consts = tuple(copy(c) if type(c) is types.CodeType else c for c in code.co_consts)
+        changed = any(new is not old for new, old in zip(consts, code.co_consts))
+        new = code.replace(co_consts=consts) if changed else code.replace() if id(code) in wanted else code
+        copies[id(code)] = code, new  # the old one is kept: its address must not become another's
+        return new
+
+    functions.sort(key=lambda f: wanted.get(id(f.__code__), len(wanted)))
+    for f in functions:
+        new = copy(f.__code__)
+        if new is not f.__code__:
+            f.__code__ = new
+    return sum(old is not new for old, new in copies.values())
 
 
 FILLER = []
@@ -498,17 +551,22 @@ REHEARSAL_WITH = (
 )
 
 
+def cells_with(cells, more):
+    """Cells, and those more whose module has been imported."""
+    return cells + tuple(cell for name, cell in more if name in sys.modules)
+
+
 # Since Python 3.11 a function's code is specialised while it runs the first few times; better here than in each child.
-# (Its pages are copied in the child all the same: 3.13 also counts taken branches in them.)
+# (Its pages are copied in the child all the same: see pack_code.)
 ROUNDS = 4
 
 
-def warm_libraries():
+def warm_libraries(rounds):
     for name, code in LAZY:
         if name in sys.modules:
             try:
                 program = compile(code, "<warm-up of %s>" % name, "exec")
-                for _ in range(ROUNDS):
+                for _ in range(rounds):
                     exec(program, {"__name__": "warmup"})
             except Exception as e:
                 print("zygote: warm-up of %s: %s" % (name, e), file=sys.stderr)
@@ -672,7 +730,7 @@ class Zygote:
             with open(message["delta"], "rb") as f:
                 program = f.read()
             self.delta = ctypes.create_string_buffer(program, len(program))
-        self.way, why = find_way(kernel_dir)
+        self.way, why = (Plain(), "") if message.get("plain") else find_way(kernel_dir)
         if (message.get("tune") or {}).get("shim", True) is False:
             self.way, why = Slow(), "not wanted"
         shim = self.way if isinstance(self.way, Shim) else None
@@ -688,12 +746,15 @@ class Zygote:
         self.kernel.prepare()
         if message.get("warmup"):
             imports.update(run_warmup(message["warmup"]))
+        packed = 0
         if tune["warmup"]:
-            warm_libraries()
-            self.rehearse()
+            if tune["pack"] and sys.version_info >= (3, 11):
+                self.warm(1)
+                packed = self.pack(shim, tune)
+            self.warm(ROUNDS)
         find_numpy_state()
         report = self.settle(shim, tune)
-        report.update(type="ready", python=platform.python_version(), threads=threads(), rss_kb=rss_kb(),
+        report.update(packed=packed, type="ready", python=platform.python_version(), threads=threads(), rss_kb=rss_kb(),
                       seconds=round(time.monotonic() - start, 4), imports=imports, way=self.way.name,
                       kernel=self.kernel.prepare().shell.name)
         if why:
@@ -706,12 +767,89 @@ class Zygote:
 
     def rehearse_once(self):
         self.kernel.forked()
-        cells = REHEARSAL[:1] + tuple(cell for name, cell in REHEARSAL_WITH[:1] if name in sys.modules)
+        cells = cells_with(REHEARSAL[:1], REHEARSAL_WITH[:1])
         self.kernel.prepare().rehearse(cells)
 
-    def rehearse(self):
-        cells = REHEARSAL + tuple(cell for name, cell in REHEARSAL_WITH if name in sys.modules)
-        self.kernel.prepare().rehearse(cells * ROUNDS + REHEARSAL_ONCE)
+    def warm(self, rounds):
+        warm_libraries(rounds)
+        self.kernel.prepare().rehearse(cells_with(REHEARSAL, REHEARSAL_WITH) * rounds + REHEARSAL_ONCE)
+
+    def pack(self, shim, tune):
+        """Have the code that children run first in one place. It has yet to be specialised there."""
+        order = self.watch()
+        gc.collect()
+        malloc_trim()
+        self.fill(shim, tune)  # what is new then lies together
+        return pack_code(order)
+
+    def watch(self):
+        """The addresses of the code that a kernel runs, in the order in which each ran first; none where that fails.
+
+        Found out in a child's child, which also shows what a fork runs: a profiler leaves traces in the code of whoever had one.
+        """
+        ours, theirs = socket.socketpair()
+        r, w = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                ours.close()
+                os.close(r)
+                self.be_watched(theirs, w)
+            finally:
+                os._exit(EXIT_SETUP)
+        theirs.close()
+        os.close(w)
+        frames = [(FRAME_CONTROL, {})]
+        frames += [(FRAME_REQUEST, {"code": cell}) for cell in cells_with(REHEARSAL, REHEARSAL_WITH)]
+        try:
+            for kind, payload in frames:
+                payload = json.dumps(payload).encode("ascii")
+                ours.sendall(struct.pack(">B3xI", kind, len(payload)) + payload)
+            ours.shutdown(socket.SHUT_WR)
+            while ours.recv(1 << 20):
+                pass
+        except OSError as e:
+            print("zygote: the code that a kernel runs: %s" % e, file=sys.stderr)
+        ours.close()
+        with open(r, "rb") as answer:
+            found = array.array("Q", answer.read())
+        os.waitpid(child, 0)
+        return found
+
+    def be_watched(self, sock, report):
+        """Be a kernel that tells at its end what it ran. Does not return."""
+        seen, leave = {}, os._exit
+        sys.setprofile(lambda frame, event, _: seen.setdefault(id(frame.f_code)))
+        kernel = os.fork()
+        if kernel:
+            sys.setprofile(None)
+            sock.close()
+            os.close(report)
+            os.waitpid(kernel, 0)
+            leave(0)
+
+        def tell(status):
+            sys.setprofile(None)
+            with open(report, "wb") as out:
+                out.write(array.array("Q", seen).tobytes())
+            leave(status)
+
+        os._exit = tell
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        os.dup2(sock.detach(), CHILD_SOCKET, inheritable=False)
+        self.be_child({"ahead": True})
+
+    def fill(self, shim, tune):
+        """Take what is free among our memory: the bytes of the heap."""
+        if not tune["fill"]:
+            return 0
+        fill_pools()
+        if shim is None or not tune["arena"]:
+            return 0
+        shim.lib.cove_fill.restype = ctypes.c_long
+        return shim.lib.cove_fill()
 
     def settle(self, shim, tune):
         """Arrange memory so that children copy little of it."""
@@ -721,11 +859,7 @@ class Zygote:
         gc.collect()
         malloc_trim()
         gc.disable()
-        if tune["fill"]:
-            fill_pools()
-            if shim is not None and tune["arena"]:
-                shim.lib.cove_fill.restype = ctypes.c_long
-                report["filled_kb"] = shim.lib.cove_fill() >> 10
+        report["filled_kb"] = self.fill(shim, tune) >> 10
         if shim is not None and tune["immortal"]:
             report["immortal"] = immortalise(shim)
         if tune["freeze"]:
@@ -743,6 +877,8 @@ class Zygote:
     def fork(self, message, fds):
         if threads() != 1:
             raise RuntimeError("the zygote has %d threads and must have one" % threads())
+        if isinstance(self.way, Plain):
+            fds = list(fds) + [-1]  # there is no process whose namespaces it joins
         request = make_request(message, fds, self.delta, self.anchor)
         pid, pidfds = self.way.fork(request)
         if pid == 0:

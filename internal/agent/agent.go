@@ -19,7 +19,7 @@ import (
 type Config struct {
 	Boot agentapi.Boot
 	PID1 bool   // it is the sandbox's init: it reaps orphans and may become other users
-	Home string // with PID1 false: the home of the default user
+	Home string // the home of the default user, where the agent is not root
 	Sudo string // name of the sudo broker's abstract socket; empty: SudoSocket. Only with Boot.Sudo
 }
 

@@ -43,9 +43,10 @@ const (
 	capVersion3       = 0x20080522
 )
 
-// harden makes the process fit to be PID 1 among code that nobody trusts: unreadable, and with no more rights than
-// it needs. no_new_privs and seccomp were installed by whoever executed us.
-func harden() error {
+// Harden makes the process fit to be PID 1 among code that nobody trusts: unreadable, with threads enough, and with no more
+// rights than it needs. no_new_privs and seccomp were installed by whoever executed us.
+func Harden() error {
+	makeThreads(spareThreads)
 	os.Clearenv()
 	syscall.Umask(0o022)
 	// Whatever else was left open belongs to no command. Ours are close-on-exec from birth. It cannot fail since Linux 5.11.

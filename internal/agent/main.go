@@ -16,11 +16,8 @@ const channelFD = 3
 
 // Main is the agent's program: PID 1 of a sandbox, or one of the helpers that are the same binary under another name.
 func Main(argv []string) int {
-	if isSudo(argv) {
-		return sudo(argv[1:])
-	}
-	if len(argv) > 0 && argv[0] == limiterName {
-		return limiter(argv)
+	if status, ok := Helper(argv); ok {
+		return status
 	}
 	if err := serve(); err != nil {
 		fmt.Fprintln(os.Stderr, "cove-agent: "+err.Error())
@@ -29,11 +26,21 @@ func Main(argv []string) int {
 	return 0
 }
 
+// Helper runs what the agent starts its own binary as, and reports whether argv names such a thing.
+func Helper(argv []string) (status int, ok bool) {
+	switch {
+	case isSudo(argv):
+		return sudo(argv[1:]), true
+	case len(argv) > 0 && argv[0] == limiterName:
+		return limiter(argv), true
+	}
+	return 0, false
+}
+
 func serve() error {
 	runtime.GOMAXPROCS(2)  // it mostly waits; more threads would only cost memory
 	debug.SetGCPercent(25) // a heap of a megabyte, not four
-	makeThreads(spareThreads)
-	if err := harden(); err != nil {
+	if err := Harden(); err != nil {
 		return err
 	}
 	ch, err := agentapi.Channel(channelFD)

@@ -109,7 +109,7 @@ func (a *Agent) start(c command, onExit func(exit)) (int, error) {
 		return 0, err
 	}
 	attr := &syscall.ProcAttr{Dir: dir, Env: env, Files: c.files, Sys: &syscall.SysProcAttr{Setsid: true, Setctty: c.tty, PidFD: c.pidfd}}
-	if c.user.uid != a.uid || a.cfg.PID1 {
+	if c.user.uid != a.uid || a.cfg.PID1 && a.uid == 0 { // others cannot change who they are, and need not
 		groups := make([]uint32, len(c.user.groups))
 		for i, g := range c.user.groups {
 			groups[i] = uint32(g)

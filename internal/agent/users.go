@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"io"
 	"os"
@@ -32,7 +33,7 @@ func (a *Agent) user(name string) (user, error) {
 	if name == "" {
 		name = a.cfg.Boot.User
 	}
-	if !a.cfg.PID1 && (name == "" || name == a.cfg.Boot.User) {
+	if (!a.cfg.PID1 || a.alone()) && (name == "" || name == a.cfg.Boot.User) {
 		return a.self(), nil
 	}
 	if name == "" {
@@ -48,11 +49,18 @@ func (a *Agent) user(name string) (user, error) {
 	return u, nil
 }
 
-// self is the user of an agent that is not PID 1: whoever runs it, with a home of its own.
+// alone reports whether the agent is PID 1 and not root: then the one user of the sandbox is its own, whatever name the image has for it.
+func (a *Agent) alone() bool { return a.cfg.PID1 && a.uid != 0 }
+
+// self is the user of an agent that has no other: whoever runs it, with a home of its own.
 func (a *Agent) self() user {
-	u, ok := lookupUser(strconv.Itoa(a.uid))
+	id := strconv.Itoa(a.uid)
+	u, ok := lookupUser(id)
 	if !ok {
-		u = user{name: strconv.Itoa(a.uid), uid: a.uid, gid: os.Getgid(), shell: "/bin/sh"}
+		u = user{name: id, uid: a.uid, gid: os.Getgid(), shell: "/bin/sh"}
+	}
+	if u.name == id && a.alone() { // no name of the image's
+		u.name, u.gid = cmp.Or(a.cfg.Boot.User, id), os.Getgid()
 	}
 	if a.cfg.Home != "" {
 		u.home = a.cfg.Home

@@ -388,8 +388,21 @@ class Preloaded(Claims):
         kernel = self.fork()
         self.assertEqual(kernel.value("import numpy as np; float((np.ones((300, 300)) @ np.ones((300, 300))).sum())"), "27000000.0")
 
+    def test_code_that_every_kernel_runs_lies_together(self):
+        # It is written to while it runs, so what counts is on how many pages it is.
+        functions = ("import types, _cove_kernel as k\n"
+                     "all = [f for o in (k, k.Kernel, k.Channel, k.Streams) for f in vars(o).values() if type(f) is types.FunctionType]\n")
+        pages = functions + ("names = 'run emit send receive _read check identity encode_event parse_request flush repair'.split()\n"
+                             "len({id(f.__code__) >> 12 for f in all if f.__name__ in names})")
+        with_it, without = self.zygote(preload=["pandas"]), self.zygote(preload=["pandas"], tune={"pack": False})
+        self.assertEqual(without.ready["packed"], 0)
+        if self.fork(maker=with_it).value("import sys; sys.version_info >= (3, 11)") == "False":
+            self.skipTest("code is not written to before Python 3.11")
+        self.assertGreater(with_it.ready["packed"], 200)
+        self.assertLess(int(self.fork(maker=with_it).value(pages)), int(self.fork(maker=without).value(pages)))
+
     def test_each_optimisation_can_be_left_out(self):
-        for name in ("freeze", "warmup", "fill", "immortal", "arena", "collapse"):
+        for name in ("freeze", "warmup", "pack", "fill", "immortal", "arena", "collapse"):
             with self.subTest(name):
                 maker = self.zygote(preload=["numpy"], tune={name: False})
                 self.assertEqual(maker.ready["type"], "ready", maker.ready)
