@@ -11,7 +11,7 @@ SHELL_C := $(MAKER)/shell/shell.c $(MAKER)/shell/syscalls.h
 SHIM    := kernel/native/shim-$(GOARCH).so
 
 .DEFAULT_GOAL := build
-.PHONY: acceptance build run test test-all test-isolation test-e2b test-opensandbox test-python compat e2b-lock opensandbox-lock python-lock fuzz bench bench-quick bench-smoke bench-plot bench-e2b bench-opensandbox bench-artifacts bench-datasets bench-langgraph docs lint clean programs FORCE
+.PHONY: acceptance build run test test-all test-isolation test-e2b test-opensandbox test-agentsandbox test-python compat e2b-lock opensandbox-lock agentsandbox-lock python-lock fuzz bench bench-quick bench-smoke bench-plot bench-e2b bench-opensandbox bench-artifacts bench-datasets bench-langgraph bench-kubernetes simulate-kubernetes docs lint clean programs image image-files manifests test-chart cluster-up cluster-down test-cluster FORCE
 
 build: bin/cove bin/cove-agent
 
@@ -66,6 +66,10 @@ test-e2b: programs
 test-opensandbox: programs
 	$(GO) test -count=1 -v -timeout 20m -run 'TestOpenSandbox' ./e2e
 
+# The published clients of agent-sandbox in three versions, straight and through kubectl, and the adapter for LangChain.
+test-agentsandbox: programs
+	$(GO) test -count=1 -v -timeout 20m -run 'TestAgentSandbox' ./e2e
+
 # The Python package: its client, and the tools for LangChain, LangGraph and deepagents in two versions.
 test-python: programs
 	$(GO) test -count=1 -v -timeout 20m -run 'TestPython' ./e2e
@@ -78,11 +82,12 @@ compat: programs
 		$(GO) test -count=1 -timeout 30m -run 'TestE2B|TestOpenSandbox' ./e2e
 
 # Every suite, and docs/acceptance.md and .json from what it said: which test proves which promise.
-acceptance: programs
+acceptance: programs image
 	rm -rf bin/acceptance
 	mkdir -p bin/acceptance
 	-E2B_SUITE_REPORT=$(CURDIR)/bin/acceptance/e2b.jsonl OPENSANDBOX_SUITE_REPORT=$(CURDIR)/bin/acceptance/opensandbox.jsonl \
-		COVE_ACCEPTANCE_REPORT=$(CURDIR)/bin/acceptance/python.jsonl $(GO) test -count=1 -json -timeout 60m ./... > bin/acceptance/go.json
+		AGENTSANDBOX_SUITE_REPORTS=$(CURDIR)/bin/acceptance COVE_ACCEPTANCE_REPORT=$(CURDIR)/bin/acceptance/python.jsonl $(GO) test -count=1 -json -timeout 60m ./... > bin/acceptance/go.json
+	-COVE_CLUSTER_OPTIONAL=1 COVE_CLUSTER_REPORT=$(CURDIR)/bin/acceptance/cluster.json test/cluster/run
 	COVE_ACCEPTANCE=$(CURDIR)/bin/acceptance $(GO) test -count=1 -run TestTheReportIsWritten ./e2e/acceptance
 
 # The newest versions into the lock files. Needs uv and npm.
@@ -97,6 +102,11 @@ opensandbox-lock:
 	cd e2e/opensandbox/june && uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--no-header --no-annotate --quiet requirements.txt --output-file requirements.lock
 	cd e2e/opensandbox/js && npm install --package-lock-only --ignore-scripts --save-exact @alibaba-group/opensandbox@latest
+
+agentsandbox-lock:
+	for d in v04:3.11:--no-deps v05:3.11:--no-deps newest:3.11:--upgrade langchain:3.12:--upgrade; do (IFS=:; set -- $$d; cd e2e/agentsandbox/$$1 && \
+		uv pip compile $$3 --universal --python-version $$2 --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--no-header --no-annotate --quiet requirements.txt --output-file requirements.lock) || exit; done
 
 python-lock:
 	cd python && uv pip compile --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
@@ -142,6 +152,16 @@ bench-artifacts: programs
 bench-langgraph: programs
 	COVE_LANGGRAPH_BENCH=$(CURDIR)/bench/results/langgraph.json $(GO) test -count=1 -v -timeout 10m -run 'TestLangGraphBench$$' ./e2e
 
+# A claim to its first command, with a Pod that waits and without, on a real cluster; what the API server writes; claims a second.
+bench-kubernetes: image
+	test/cluster/with $(GO) run ./bench kubernetes
+
+# Servers that claim Pods of a large cluster, whose nodes are played: a real API server, and numbers for docs/scale.md.
+simulate-kubernetes:
+	mkdir -p bin
+	$(GO) build -o bin/cluster ./test/cluster
+	$(GO) run ./bench/scale
+
 # The picture and the tables of README.md and docs/performance.md, from bench/results/peers.json.
 bench-plot:
 	bench/plot
@@ -150,6 +170,45 @@ bench-plot:
 docs: programs
 	$(GO) test -count=1 -run TheOpenAPIFileIsCurrent ./internal/dialect/cove -update
 	$(GO) test -count=1 -run TheDocsAreCurrent ./internal/cli -update
+
+# Cove's own image as an archive, without Docker and without pulling anything: docker load, ctr images import and the like take it.
+IMAGE ?= cove:dev
+image: bin/cove-image.tar
+
+bin/cove-pod: programs FORCE
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $@ ./cmd/cove-pod
+
+# The same files for deploy/Dockerfile: two static programs, and whom to trust on the internet.
+CERTS := /etc/ssl/certs/ca-certificates.crt
+image-files: bin/cove bin/cove-pod
+	rm -rf bin/image
+	install -d bin/image$(dir $(CERTS))
+	install -d -m 1777 bin/image/tmp bin/image/var/lib/cove
+	cp bin/cove bin/cove-pod bin/image/
+	cp $(CERTS) bin/image$(CERTS)
+
+bin/cove-image.tar: bin/cove bin/cove-pod
+	$(GO) run ./deploy/image -o $@ -tag $(IMAGE) -user 65532:65532 -env SSL_CERT_FILE=$(CERTS) -entrypoint /cove -cmd serve \
+		-dir /tmp -dir /var/lib/cove $(CERTS)=$(CERTS) bin/cove=/cove bin/cove-pod=/cove-pod
+
+# The plain manifests from the chart; a test says when they are stale.
+manifests:
+	cd test/chart && $(GO) test -count=1 -run TestTheManifestsAreTheChart . -args -update
+
+# The chart, rendered as helm renders it. A module of its own: the server needs nothing of helm.
+test-chart:
+	cd test/chart && $(GO) test .
+
+# A real Kubernetes on this machine, in a network namespace of its own: needs root, builds Kubernetes once (ten minutes).
+cluster-up:
+	$(GO) run ./test/cluster up
+
+cluster-down:
+	$(GO) run ./test/cluster down
+
+# The driver's contract, the SDKs and the faults on that cluster, with Cove outside and inside of it.
+test-cluster: image
+	test/cluster/run
 
 LINT := bin/golangci-lint
 $(LINT):

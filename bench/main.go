@@ -74,9 +74,12 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == reportCommand {
 		exit(report(os.Args[2:]))
 	}
-	o := parseFlags()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
+	if len(os.Args) > 1 && os.Args[1] == kubernetesCommand {
+		exit(benchmarkKubernetes(ctx, os.Args[2:]))
+	}
+	o := parseFlags()
 	exit(run(ctx, o))
 }
 

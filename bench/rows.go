@@ -125,6 +125,9 @@ var bars = []bar{
 	{"files-100mb", "cove-put/loopback-put", "value", true, 0.5},
 	{"files-100mb", "cove-get/loopback-get", "value", true, 0.5},
 	{"files-100mb", "cove-growth", "value", false, 32},
+	{"pod-first-cmd", "warm", "p50", false, 50},
+	{"pod-first-cmd", "cold/warm", "value", true, 20},
+	{"pod-writes", "claim", "value", false, 2},
 }
 
 func (b bar) value(r Row) (v float64, unit string) {

@@ -106,14 +106,15 @@ func (w *world) findTemplate(ctx context.Context) error {
 	return nil
 }
 
-func (w *world) startServer(ctx context.Context) error {
+func (w *world) startServer(ctx context.Context, flags ...string) error {
 	ready := filepath.Join(w.dir, "ready.json")
 	log, err := os.Create(filepath.Join(w.dir, "log"))
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	w.server = exec.Command(w.options.cove, "serve", "--listen", "127.0.0.1:0", "--data-dir", w.data(), "--ready-file", ready, "--log-level", "warn")
+	args := append([]string{"serve", "--listen", "127.0.0.1:0", "--data-dir", w.data(), "--ready-file", ready, "--log-level", "warn"}, flags...)
+	w.server = exec.Command(w.options.cove, args...)
 	w.server.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + w.dir}
 	w.server.Stdout, w.server.Stderr = log, log
 	w.server.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // an interrupt is for us: we stop it in order

@@ -596,3 +596,13 @@ type Fault struct {
 type ErrorBody struct {
 	Error Fault `json:"error"`
 }
+
+// KubernetesAccess is how kubectl and the clients of agent-sandbox reach the server. A key is their token.
+type KubernetesAccess struct {
+	// Server is the URL of the part of Kubernetes' API that the server speaks.
+	Server string `json:"server"`
+	// CertificateAuthority is what must be trusted for it, as PEM; empty: what is trusted anyhow.
+	CertificateAuthority string `json:"certificate_authority,omitempty"`
+	// RouterPath follows the URL of this API's server, for clients that reach sandboxes without a key. It is a secret of the tenant's.
+	RouterPath string `json:"router_path"`
+}

@@ -696,8 +696,11 @@ class Zygote:
     # Messages.
 
     def receive(self):
-        data, ancillary, flags, _ = self.control.recvmsg(MAX_MESSAGE, socket.CMSG_SPACE(4 * MAX_DESCRIPTORS),
-                                                         socket.MSG_CMSG_CLOEXEC)
+        try:
+            data, ancillary, flags, _ = self.control.recvmsg(MAX_MESSAGE, socket.CMSG_SPACE(4 * MAX_DESCRIPTORS),
+                                                             socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            return None, ()  # whoever gave orders died with our answer unread
         fds = array.array("i")
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

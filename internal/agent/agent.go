@@ -17,10 +17,11 @@ import (
 
 // Config says where an agent lives.
 type Config struct {
-	Boot agentapi.Boot
-	PID1 bool   // it is the sandbox's init: it reaps orphans and may become other users
-	Home string // the home of the default user, where the agent is not root
-	Sudo string // name of the sudo broker's abstract socket; empty: SudoSocket. Only with Boot.Sudo
+	Boot      agentapi.Boot
+	PID1      bool       // it is the sandbox's init: it reaps orphans and may become other users
+	Home      string     // the home of the default user, where the agent is not root
+	Shortages func() int // how often the kernel has ended something here for lack of memory; nil: whoever made the sandbox tells
+	Sudo      string     // name of the sudo broker's abstract socket; empty: SudoSocket. Only with Boot.Sudo
 }
 
 // Agent serves connections until Close.
@@ -57,8 +58,11 @@ func New(cfg Config) (*Agent, error) {
 		kernels:   map[string]*kernel{},
 		tokens:    map[string]*kernel{},
 		arrived:   make(chan struct{}),
-		memory:    shortage{told: make(chan struct{})},
+		memory:    shortage{told: make(chan struct{}), count: cfg.Shortages},
 		leftovers: map[interface{ Close() error }]struct{}{},
+	}
+	if cfg.Shortages != nil {
+		a.memory.known = cfg.Shortages()
 	}
 	a.reaper = newReaper(cfg.PID1)
 	a.wg.Go(a.reaper.run)

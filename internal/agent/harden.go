@@ -59,6 +59,9 @@ func Harden() error {
 		syscall.SIGTRAP, syscall.SIGSTKFLT, syscall.SIGPROF, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1,
 		syscall.SIGUSR2, syscall.SIGPIPE, syscall.SIGALRM, syscall.SIGTSTP, syscall.SIGTTIN, syscall.SIGTTOU, syscall.SIGWINCH,
 		syscall.SIGPWR, syscall.SIGIO, syscall.SIGXCPU, syscall.SIGXFSZ, syscall.SIGVTALRM)
+	if fd, err := openScore(); err == nil {
+		scoreFD = fd
+	}
 	if _, _, errno := syscall.AllThreadsSyscall(syscall.SYS_PRCTL, prSetDumpable, 0, 0); errno != 0 {
 		return fmt.Errorf("become undumpable: %w", errno)
 	}

@@ -12,6 +12,9 @@ type shortage struct {
 	at   time.Time
 	text string
 	told chan struct{} // closed and replaced at each word
+
+	count func() int // how often it happened so far, where that can be asked; else somebody tells
+	known int        // of them, those that explain a death
 }
 
 func (s *shortage) hear(text string) {
@@ -25,8 +28,26 @@ func (s *shortage) hear(text string) {
 // wordDelay is how long the host's word may be behind the death that it explains.
 const wordDelay = 100 * time.Millisecond
 
+// ask looks whether it happened again.
+func (s *shortage) ask() {
+	now := s.count()
+	s.mu.Lock()
+	more := now > s.known
+	s.known = max(s.known, now)
+	s.mu.Unlock()
+	if more {
+		s.hear("out of memory: the kernel ended a process at the sandbox's limit")
+	}
+}
+
+// OutOfMemory tells whether a process that was killed just now was killed for lack of memory, and a sentence about that.
+func (a *Agent) OutOfMemory() (text string, ok bool) { return a.memory.explains(time.Now()) }
+
 // explains gives the word about a death at that moment, which may be on its way still.
 func (s *shortage) explains(death time.Time) (text string, ok bool) {
+	if s.count != nil {
+		s.ask()
+	}
 	patience := time.NewTimer(wordDelay)
 	defer patience.Stop()
 	for {
@@ -34,8 +55,8 @@ func (s *shortage) explains(death time.Time) (text string, ok bool) {
 		text, told := s.text, s.told
 		near := !s.at.IsZero() && s.at.After(death.Add(-time.Second))
 		s.mu.Unlock()
-		if near {
-			return text, true
+		if near || s.count != nil { // a count is never behind
+			return text, near
 		}
 		select {
 		case <-told:

@@ -32,12 +32,22 @@ func (s *sooner) learn() {
 
 // become sets the agent's own.
 func (s *sooner) become(score int) {
-	fd, err := syscall.Open("/proc/self/oom_score_adj", syscall.O_WRONLY|syscall.O_CLOEXEC, 0)
-	if err != nil {
-		return
+	fd := scoreFD
+	if fd < 0 {
+		var err error
+		if fd, err = openScore(); err != nil {
+			return
+		}
+		defer syscall.Close(fd)
 	}
-	_, _ = syscall.Write(fd, []byte(itoa(score)))
-	_ = syscall.Close(fd)
+	_, _ = syscall.Pwrite(fd, []byte(itoa(score)), 0)
+}
+
+// scoreFD is the agent's own score, opened by Harden: afterwards the file is root's, and the agent may be somebody else.
+var scoreFD = -1
+
+func openScore() (int, error) {
+	return syscall.Open("/proc/self/oom_score_adj", syscall.O_WRONLY|syscall.O_CLOEXEC, 0)
 }
 
 // fork has what the agent forks until done inherit theirs: set afterwards, it could come after a first child, which would then be spared

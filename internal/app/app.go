@@ -13,9 +13,9 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -25,7 +25,6 @@ import (
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/gateway"
 	"github.com/covehq/cove/internal/sandbox"
-	"github.com/covehq/cove/internal/session"
 	"github.com/covehq/cove/internal/sqlstore"
 	"github.com/covehq/cove/internal/telemetry"
 )
@@ -52,14 +51,20 @@ type Server struct {
 	herald       *herald                     // writes the ready file where this process may not; nil: it may
 	certificate  *tls.Certificate            // that was given for the TLS listener; nil: the server makes its own
 	http         []*http.Server              // one for each listener
-	gateway      *gateway.Gateway
+	facade       *facade                     // that speaks Kubernetes' API; nil: there is none
+	store        *sqlstore.Store
+	desk         *desk // what one server alone does
+	team         *team // with the other servers of the database; nil: there are none
+	gateways     []*gateway.Gateway
 	tracing      *telemetry.Tracing      // nil: off
 	cancel       context.CancelCauseFunc // of every request
 	quitSessions func()                  // ends runs that nobody hears
-	served       chan error              // the end of http.Serve
-	undo         ladder
-	once         sync.Once
-	closed       error
+	// sessionCensus counts sessions, where the desk asks.
+	sessionCensus atomic.Pointer[func(context.Context) (map[string]int, error)]
+	served        chan error // the end of http.Serve
+	undo          ladder
+	once          sync.Once
+	closed        error
 }
 
 // Progress hears what a start that takes long is busy with.
@@ -82,6 +87,10 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Pr
 	if err := s.lockData(); err != nil {
 		return nil, err
 	}
+	peers, err := s.listenPeers()
+	if err != nil {
+		return nil, err
+	}
 	listener, err := s.listen(s.cfg.Listen, "--listen")
 	if err != nil {
 		return nil, err
@@ -91,20 +100,25 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Pr
 	if err != nil {
 		return nil, err
 	}
-	store, err := sqlstore.Open(filepath.Join(stateDir(cfg.DataDir), "cove.db"))
+	if s.facade, err = s.listenAgentSandbox(); err != nil {
+		return nil, err
+	}
+	store, err := s.openStore(ctx)
 	if err != nil {
 		return nil, err
 	}
-	s.undo.add("close database", store.Close)
 	keys := auth.NewKeys(store)
 	if err := s.localKey(ctx, keys); err != nil {
+		return nil, err
+	}
+	if err := s.joinTeam(ctx, peers); err != nil {
 		return nil, err
 	}
 	manager, parts, observer, err := s.openDomain(ctx, store, progress)
 	if err != nil {
 		return nil, err
 	}
-	answers, err := s.openDialects(store, manager, keys, parts, observer)
+	answers, err := s.openDialects(ctx, store, manager, keys, parts, observer)
 	if err != nil {
 		return nil, err
 	}
@@ -114,36 +128,27 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Pr
 	if secure, err = s.secure(secure); err != nil {
 		return nil, err
 	}
+	if err := s.secureFacade(); err != nil {
+		return nil, err
+	}
+	if err := s.startTeam(ctx, manager); err != nil {
+		return nil, err
+	}
 	s.serve([]net.Listener{listener, secure}, answers)
 	return s, nil
 }
 
 // openDialects builds who answers for what.
-func (s *Server) openDialects(store *sqlstore.Store, m *sandbox.Manager, keys *auth.Keys, p parts, o *telemetry.Observer) (gateway.Config, error) {
+func (s *Server) openDialects(ctx context.Context, store *sqlstore.Store, m *sandbox.Manager, keys *auth.Keys, p parts, o *telemetry.Observer) (gateway.Config, error) {
 	domain := s.traced(m)
 	images, err := s.openImages(store, p)
 	if err != nil {
 		return gateway.Config{}, err
 	}
-	api := cove.New(domain, keys, p.templates, s.log)
-	api.OnFailure(o.Failed)
-	api.SetImages(coveImages{images})
-	api.SetVolumes(m)
-	s.openSnippets(api, domain)
-	keeper, err := s.openArtifacts(store, o)
+	front, err := s.openDesk(ctx, materials{store, m, domain, keys, p, images, o})
 	if err != nil {
 		return gateway.Config{}, err
 	}
-	api.SetArtifacts(keeper)
-	datasets, err := s.openDatasets(store, o)
-	if err != nil {
-		return gateway.Config{}, err
-	}
-	sessions, err := s.openSessions(api, store, domain, p, keeper, datasets, o)
-	if err != nil {
-		return gateway.Config{}, err
-	}
-	api.SetDatasets(session.NewData(sessions, s.tracedDatasets(datasets), s.log))
 	e2b, err := s.openE2B(store, domain, keys, p.templates, images, o)
 	if err != nil {
 		return gateway.Config{}, err
@@ -152,13 +157,15 @@ func (s *Server) openDialects(store *sqlstore.Store, m *sandbox.Manager, keys *a
 	if err != nil {
 		return gateway.Config{}, err
 	}
-	guests, err := s.guests(keys)
+	s.team.watches(open)
+	guests, err := s.guests(ctx, keys)
 	if err != nil {
 		return gateway.Config{}, err
 	}
 	return gateway.Config{
-		Inside: e2b.inside, OpenSandbox: open, Guests: guests,
-		Prefixes: map[string]http.Handler{cove.Prefix + "/": api, cove.LinkPrefix: cove.NewLinks(keeper, s.log)},
+		Elsewhere: s.team.elsewhere(),
+		Inside:    e2b.inside, Router: front.entrance(), OpenSandbox: open, Guests: guests,
+		Prefixes: map[string]http.Handler{cove.Prefix + "/": front.api(), cove.LinkPrefix: front.links()},
 		Signed:   cove.LinkPrefix,
 		Else:     e2b.control,
 		Metrics:  o.Metrics(),
@@ -177,6 +184,9 @@ func (s *Server) lockData() error {
 	}
 	if err := os.MkdirAll(stateDir(s.cfg.DataDir), 0o700); err != nil {
 		return fmt.Errorf("make data directory: %w", err)
+	}
+	if s.cfg.Server.SharedVolume { // others have it as well; which of them does what is the database's to say
+		return nil
 	}
 	unlock, err := lock(stateDir(s.cfg.DataDir))
 	if err != nil {
@@ -221,6 +231,9 @@ func (s *Server) address(l net.Listener) {
 // localKey finds the key of the local admin, or makes it at the first start.
 func (s *Server) localKey(ctx context.Context, keys *auth.Keys) error {
 	s.KeyFile = keyFile(s.cfg.DataDir)
+	if s.cfg.Auth.AdminKeyFile != "" {
+		return s.chosenKey(ctx, keys)
+	}
 	text, err := os.ReadFile(s.KeyFile)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read the local API key: %w", err)
@@ -244,28 +257,46 @@ func (s *Server) localKey(ctx context.Context, keys *auth.Keys) error {
 	return writeFile(s.KeyFile, []byte(string(s.Key)+"\n"), 0o600)
 }
 
+// chosenKey makes the operator's own key the local admin's. Commands on this machine find it where they find any other.
+func (s *Server) chosenKey(ctx context.Context, keys *auth.Keys) error {
+	text, err := os.ReadFile(s.cfg.Auth.AdminKeyFile)
+	if err != nil {
+		return fmt.Errorf("auth.admin_key_file: %w", err)
+	}
+	s.Key = auth.Secret(strings.TrimSpace(string(text)))
+	if err := keys.Admit(ctx, s.Key, Tenant, "local admin"); err != nil {
+		return fmt.Errorf("auth.admin_key_file %s: %w", s.cfg.Auth.AdminKeyFile, err)
+	}
+	return writeFile(s.KeyFile, []byte(string(s.Key)+"\n"), 0o600)
+}
+
 // serve answers on every listener that there is.
 func (s *Server) serve(listeners []net.Listener, cfg gateway.Config) {
-	s.gateway = gateway.New(cfg)
+	g := gateway.New(cfg)
+	s.gateways = []*gateway.Gateway{g}
 	// Owned by the Server: requests end when it closes, whoever started it.
 	base, cancel := context.WithCancelCause(context.Background())
 	s.cancel = cancel
-	s.served = make(chan error, len(listeners))
+	s.served = make(chan error, len(listeners)+2)
 	for _, l := range listeners {
 		if l == nil {
 			continue
 		}
-		server := s.newHTTP(base)
+		server := s.newHTTP(base, g)
 		s.http = append(s.http, server)
 		go func() { s.served <- server.Serve(l) }()
 	}
+	if s.facade != nil {
+		s.serveFacade(base, cfg)
+	}
+	s.servePeers(base)
 	s.undo.add("stop serving", s.stopServing)
 }
 
 // newHTTP bounds how long a request may take to begin and nothing else: streams go on for as long as they like.
-func (s *Server) newHTTP(base context.Context) *http.Server {
+func (s *Server) newHTTP(base context.Context, g *gateway.Gateway) *http.Server {
 	return &http.Server{
-		Handler:           s.tracing.Handler(s.gateway),
+		Handler:           s.tracing.Handler(g),
 		BaseContext:       func(net.Listener) context.Context { return base },
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       6 * time.Minute, // the Python SDK keeps a connection for five, and a request must not meet its end
@@ -278,17 +309,23 @@ func (s *Server) newHTTP(base context.Context) *http.Server {
 
 // stopServing takes no new requests, lets those that run end in peace for the grace and cuts the rest.
 func (s *Server) stopServing() error {
-	s.gateway.Drain()
+	for _, g := range s.gateways {
+		g.Drain()
+	}
 	// The caller's context is what told us to stop: the grace has a clock of its own.
 	ctx, cancel := context.WithTimeout(context.Background(), s.cfg.ShutdownGrace)
 	defer cancel()
 	err := s.shutdown(ctx)
 	s.cancel(cove.ErrShutdown) // upgraded connections and those that outlived the grace
-	s.quitSessions()           // and runs whose callers have left already
+	if s.quitSessions != nil {
+		s.quitSessions() // and runs whose callers have left already
+	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		err = s.cut()
 	}
-	s.gateway.Wait()
+	for _, g := range s.gateways {
+		g.Wait()
+	}
 	return err
 }
 

@@ -34,12 +34,12 @@ type authority struct {
 }
 
 // ownCertificate is the certificate of a domain, made by the server: both it and who signed it are kept in dir, and made
-// anew when they are old. file is what clients have to trust.
-func ownCertificate(dir, domain string, now time.Time) (_ tls.Certificate, file string, err error) {
+// anew when they are old. file is what clients have to trust. also are further hosts and addresses that it is for.
+func ownCertificate(dir, domain string, now time.Time, also ...string) (_ tls.Certificate, file string, err error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return tls.Certificate{}, "", fmt.Errorf("make a place for certificates: %w", err)
 	}
-	ca, err := loadAuthority(dir, domain, now)
+	ca, err := loadAuthority(dir, domain, now, also...)
 	if err != nil {
 		return tls.Certificate{}, "", err
 	}
@@ -47,8 +47,8 @@ func ownCertificate(dir, domain string, now time.Time) (_ tls.Certificate, file 
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return tls.Certificate{}, "", err
 	}
-	if err != nil || !ca.signed(pair.Leaf, domain, now) {
-		if pair, err = ca.issue(domain, now); err != nil {
+	if err != nil || !ca.signed(pair.Leaf, domain, now, also...) {
+		if pair, err = ca.issue(domain, now, also...); err != nil {
 			return tls.Certificate{}, "", err
 		}
 		if err := keepIssued(dir, pair); err != nil {
@@ -59,11 +59,11 @@ func ownCertificate(dir, domain string, now time.Time) (_ tls.Certificate, file 
 }
 
 // loadAuthority finds the authority of a domain or makes it.
-func loadAuthority(dir, domain string, now time.Time) (authority, error) {
+func loadAuthority(dir, domain string, now time.Time, also ...string) (authority, error) {
 	file, keyFile := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "ca.key")
 	pair, err := loadPair(file, keyFile)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && now.Add(certificateFor).After(pair.Leaf.NotAfter) {
-		return newAuthority(file, keyFile, domain, now)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && (now.Add(certificateFor).After(pair.Leaf.NotAfter) || !permits(pair.Leaf, also)) {
+		return newAuthority(file, keyFile, domain, now, also...)
 	}
 	if err != nil {
 		return authority{}, fmt.Errorf("the server's own certificate authority: %w", err)
@@ -75,9 +75,14 @@ func loadAuthority(dir, domain string, now time.Time) (authority, error) {
 	return authority{pair.Leaf, key, encodeCert(pair.Leaf.Raw)}, nil
 }
 
-func newAuthority(file, keyFile, domain string, now time.Time) (authority, error) {
+func newAuthority(file, keyFile, domain string, now time.Time, also ...string) (authority, error) {
 	loopback4 := &net.IPNet{IP: net.IPv4(127, 0, 0, 0).To4(), Mask: net.CIDRMask(8, 32)}
 	loopback6 := &net.IPNet{IP: net.IPv6loopback, Mask: net.CIDRMask(128, 128)}
+	hosts, addresses := split(also)
+	ranges := []*net.IPNet{loopback4, loopback6}
+	for _, ip := range addresses {
+		ranges = append(ranges, &net.IPNet{IP: ip, Mask: net.CIDRMask(8*len(ip), 8*len(ip))})
+	}
 	t := &x509.Certificate{
 		Subject:   pkix.Name{CommonName: "Cove local authority for " + domain, Organization: []string{"Cove"}},
 		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(authorityFor),
@@ -85,8 +90,8 @@ func newAuthority(file, keyFile, domain string, now time.Time) (authority, error
 		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
 		// Whoever steals the key can pretend to be this server and nobody else.
 		PermittedDNSDomainsCritical: true,
-		PermittedDNSDomains:         slices.Compact([]string{domain, "localhost"}),
-		PermittedIPRanges:           []*net.IPNet{loopback4, loopback6},
+		PermittedDNSDomains:         slices.Compact(append([]string{domain, "localhost"}, hosts...)),
+		PermittedIPRanges:           ranges,
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -100,19 +105,59 @@ func newAuthority(file, keyFile, domain string, now time.Time) (authority, error
 	return ca, writePair(file, keyFile, ca.pem, key)
 }
 
+// permits tells whether an authority may sign for further hosts and addresses.
+func permits(ca *x509.Certificate, also []string) bool {
+	hosts, addresses := split(also)
+	for _, host := range hosts {
+		if !slices.Contains(ca.PermittedDNSDomains, host) {
+			return false
+		}
+	}
+	for _, ip := range addresses {
+		if !slices.ContainsFunc(ca.PermittedIPRanges, func(n *net.IPNet) bool { return n.Contains(ip) }) {
+			return false
+		}
+	}
+	return true
+}
+
+// split tells names from addresses.
+func split(also []string) (hosts []string, addresses []net.IP) {
+	for _, name := range also {
+		ip := net.ParseIP(name)
+		if v4 := ip.To4(); v4 != nil {
+			ip = v4
+		}
+		if ip == nil {
+			hosts = append(hosts, name)
+		} else {
+			addresses = append(addresses, ip)
+		}
+	}
+	return hosts, addresses
+}
+
 // names are the hosts that a certificate of a domain is for; the wildcard covers api. too.
-func names(domain string) []string {
-	return slices.Compact([]string{domain, "*." + domain, "localhost"})
+func names(domain string, also []string) []string {
+	hosts, _ := split(also)
+	return slices.Compact(append([]string{domain, "*." + domain, "localhost"}, hosts...))
+}
+
+// addresses are those that a certificate is for: this machine, whatever else.
+func addresses(also []string) []net.IP {
+	_, more := split(also)
+	return append([]net.IP{net.IPv4(127, 0, 0, 1).To4(), net.IPv6loopback}, more...)
 }
 
 // signed tells whether a certificate is this authority's, for the domain, and not old.
-func (ca authority) signed(leaf *x509.Certificate, domain string, now time.Time) bool {
-	return leaf.CheckSignatureFrom(ca.cert) == nil && slices.Equal(leaf.DNSNames, names(domain)) &&
+func (ca authority) signed(leaf *x509.Certificate, domain string, now time.Time, also ...string) bool {
+	return leaf.CheckSignatureFrom(ca.cert) == nil && slices.Equal(leaf.DNSNames, names(domain, also)) &&
+		slices.EqualFunc(leaf.IPAddresses, addresses(also), net.IP.Equal) &&
 		now.After(leaf.NotBefore) && now.Add(renewBefore).Before(leaf.NotAfter)
 }
 
 // issue makes a certificate, which is kept nowhere.
-func (ca authority) issue(domain string, now time.Time) (tls.Certificate, error) {
+func (ca authority) issue(domain string, now time.Time, also ...string) (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return tls.Certificate{}, err
@@ -121,7 +166,7 @@ func (ca authority) issue(domain string, now time.Time) (tls.Certificate, error)
 		Subject:   pkix.Name{CommonName: domain, Organization: []string{"Cove"}},
 		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(certificateFor), BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames: names(domain), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1).To4(), net.IPv6loopback},
+		DNSNames: names(domain, also), IPAddresses: addresses(also),
 	}, ca.cert, key, ca.key)
 	if err != nil {
 		return tls.Certificate{}, fmt.Errorf("make a certificate for %s: %w", domain, err)

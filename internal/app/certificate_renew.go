@@ -14,7 +14,8 @@ const renewAgain = time.Hour
 // let a certificate be good.
 type identity struct {
 	dir, domain string
-	file        string // what clients have to trust
+	also        []string // further hosts and addresses
+	file        string   // what clients have to trust
 	now         func() time.Time
 	log         *slog.Logger
 
@@ -23,12 +24,12 @@ type identity struct {
 	again time.Time // no renewal before
 }
 
-func openIdentity(dir, domain string, now func() time.Time, log *slog.Logger) (*identity, error) {
-	pair, file, err := ownCertificate(dir, domain, now())
+func openIdentity(dir, domain string, now func() time.Time, log *slog.Logger, also ...string) (*identity, error) {
+	pair, file, err := ownCertificate(dir, domain, now(), also...)
 	if err != nil {
 		return nil, err
 	}
-	return &identity{dir: dir, domain: domain, file: file, now: now, log: log, pair: &pair}, nil
+	return &identity{dir: dir, domain: domain, also: also, file: file, now: now, log: log, pair: &pair}, nil
 }
 
 // get is the certificate for a connection. When it cannot be renewed the old one stays for as long as it is good.
@@ -48,11 +49,11 @@ func (i *identity) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 
 // renew makes a certificate that is used also when it cannot be kept; called with mu held.
 func (i *identity) renew(now time.Time) error {
-	ca, err := loadAuthority(i.dir, i.domain, now)
+	ca, err := loadAuthority(i.dir, i.domain, now, i.also...)
 	if err != nil {
 		return err
 	}
-	pair, err := ca.issue(i.domain, now)
+	pair, err := ca.issue(i.domain, now, i.also...)
 	if err != nil {
 		return err
 	}

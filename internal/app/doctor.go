@@ -20,5 +20,6 @@ const LevelRefuse = "refuse"
 // Doctor looks at this host with the eyes of the configured driver.
 func Doctor(ctx context.Context, cfg config.Config) []Finding {
 	findings := checkHost(ctx, cfg)
-	return append(findings, checkData(cfg)...)
+	findings = append(findings, checkData(cfg)...)
+	return append(findings, checkDatabase(ctx, cfg)...)
 }

@@ -37,5 +37,8 @@ func checkHost(ctx context.Context, cfg config.Config) []Finding {
 	if cfg.Driver == config.DriverInproc {
 		return []Finding{{"isolation", LevelRefuse, "the inproc driver runs everything on this host as this user", "use driver = \"native\"; inproc is for tests"}}
 	}
+	if cfg.Driver == config.DriverKubernetes {
+		return []Finding{{"isolation", "ok", "sandboxes are Pods of a cluster, which isolates them", ""}}
+	}
 	return checkNative(ctx, cfg)
 }

@@ -24,6 +24,7 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 	s.undo.add("close driver", p.close)
 	s.ready = p.ready
 	sandboxes := sandboxConfig(s.cfg, p.most)
+	sandboxes.Lost, sandboxes.Server = p.lost, s.team.me()
 	if err := sandboxes.Validate(); err != nil {
 		return nil, parts{}, nil, fmt.Errorf("configuration: %w", err)
 	}

@@ -26,6 +26,7 @@ type parts struct {
 	ready         func(context.Context) error
 	stats         func(context.Context) (telemetry.Maker, error) // nil: there is no maker
 	most          template.Limits                                // what the host itself has; zero fields: unknown
+	lost          sandbox.Ended                                  // what became of a sandbox that the driver knows nothing of; zero: the host says it
 }
 
 // templates is what a sandbox can start from, and a way to make it so.
@@ -41,6 +42,8 @@ func openDriver(ctx context.Context, cfg config.Config, log *slog.Logger) (parts
 		return openNative(ctx, cfg, log)
 	case config.DriverInproc:
 		return openInproc(cfg, log)
+	case config.DriverKubernetes:
+		return openKubernetes(ctx, cfg, log)
 	}
 	return parts{}, fmt.Errorf("unknown driver %q", cfg.Driver)
 }

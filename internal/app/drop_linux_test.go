@@ -10,13 +10,14 @@ import (
 	"testing"
 
 	"github.com/covehq/cove/internal/app"
+	"github.com/covehq/cove/internal/sqlstore/pgtest"
 )
 
 func TestMain(m *testing.M) {
 	if os.Getenv("COVE_TEST_DROP") != "" {
 		os.Exit(dropAndLook())
 	}
-	os.Exit(m.Run())
+	pgtest.Main(m)
 }
 
 func TestARootServerEndsWithoutPrivilegeInAnyThread(t *testing.T) {

@@ -1,6 +1,7 @@
 package app
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -15,6 +16,10 @@ import (
 	"time"
 
 	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/dialect/agentsandbox"
+	"github.com/covehq/cove/internal/dialect/agentsandbox/router"
+	"github.com/covehq/cove/internal/dialect/agentsandbox/runtime"
+	"github.com/covehq/cove/internal/dialect/agentsandbox/sandboxd"
 	"github.com/covehq/cove/internal/dialect/cove"
 	"github.com/covehq/cove/internal/dialect/e2b"
 	"github.com/covehq/cove/internal/dialect/e2b/build"
@@ -47,6 +52,10 @@ type domain interface {
 	opensandbox.Sandboxes
 	execd.Sandboxes
 	egress.Sandboxes
+	agentsandbox.Sandboxes
+	router.Domain
+	runtime.Domain
+	sandboxd.Domain
 }
 
 // e2bParts are the two planes of the E2B dialect.
@@ -108,6 +117,15 @@ func reachedAt(r *http.Request) string {
 
 // secret is what the tokens of sandboxes are derived from, in one dialect: made once, so that they hold over restarts.
 func (s *Server) secret(name string) ([]byte, error) {
+	own, err := s.ownSecret(name)
+	if err != nil || !s.cfg.Database.Postgres() {
+		return own, err
+	}
+	return s.store.Secret(context.Background(), name, own) // done before anybody could want it to stop
+}
+
+// ownSecret is the data directory's. Servers that share a database share the first one's.
+func (s *Server) ownSecret(name string) ([]byte, error) {
 	file := filepath.Join(stateDir(s.cfg.DataDir), name)
 	text, err := os.ReadFile(file)
 	if err == nil {

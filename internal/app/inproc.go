@@ -10,6 +10,7 @@ import (
 
 	"github.com/covehq/cove/internal/config"
 	"github.com/covehq/cove/internal/driver/inproc"
+	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/kernel"
 )
 
@@ -23,12 +24,15 @@ func openInproc(cfg config.Config, log *slog.Logger) (parts, error) {
 	if err := writeKernel(dir); err != nil {
 		return parts{}, err
 	}
-	d, err := inproc.New(inproc.Config{Kernel: filepath.Join(dir, "kernel.py")})
+	d, err := newInproc(inproc.Config{Kernel: filepath.Join(dir, "kernel.py")})
 	if err != nil {
 		return parts{}, errors.Join(err, os.RemoveAll(dir))
 	}
 	return parts{driver: d, templates: newHostTemplates(), close: d.Close}, nil
 }
+
+// newInproc makes the driver. Servers of one test share one: its sandboxes are in the process that made them.
+var newInproc = func(cfg inproc.Config) (sandbox.Driver, error) { return inproc.New(cfg) }
 
 // writeKernel puts the embedded kernel and what it finds beside itself into a directory.
 func writeKernel(dir string) error {

@@ -31,6 +31,15 @@ func (s *Server) printNext(out io.Writer) {
 	fmt.Fprintf(out, "  curl -s -X POST $COVE_URL%s/sandboxes -H \"X-API-Key: $COVE_API_KEY\" -d '{}'\n\n", client.Prefix)
 	s.printE2B(out, key)
 	s.printOpenSandbox(out, key)
+	s.printKubernetes(out, program)
+}
+
+func (s *Server) printKubernetes(out io.Writer, program string) {
+	if s.facade == nil {
+		return
+	}
+	fmt.Fprintf(out, "Or with kubectl and agent-sandbox's clients, without a cluster (pip install k8s-agent-sandbox):\n\n")
+	fmt.Fprintf(out, "  %s kubeconfig --out ~/.kube/cove && export KUBECONFIG=~/.kube/cove   # then kubectl get sandboxclaims -A\n\n", program)
 }
 
 func (s *Server) printOpenSandbox(out io.Writer, key string) {

@@ -34,7 +34,7 @@ func (s *Server) openSessions(
 	if err := sessions.Open(context.Background()); err != nil {
 		return nil, fmt.Errorf("find the sessions of an earlier server: %w", err)
 	}
-	o.WatchSessions(sessions.Census)
+	s.watchSessions(o, sessions.Census)
 	api.SetSessions(s.tracedSessions(sessions))
 	api.SetRuns(sessions)
 	return sessions, nil

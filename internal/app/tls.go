@@ -55,6 +55,9 @@ func (s *Server) secure(l net.Listener) (net.Listener, error) {
 		return tls.NewListener(l, cfg), nil
 	}
 	dir := filepath.Join(stateDir(s.cfg.DataDir), "tls", s.cfg.TLS.Domain)
+	if err := s.shareAuthority(dir, s.cfg.TLS.Domain); err != nil {
+		return nil, fmt.Errorf("certificate for %s: %w", s.cfg.TLS.Domain, err)
+	}
 	own, err := openIdentity(dir, s.cfg.TLS.Domain, time.Now, s.log)
 	if err != nil {
 		return nil, fmt.Errorf("certificate for %s: %w", s.cfg.TLS.Domain, err)

@@ -90,9 +90,14 @@ var table = []line{
 	{path: "internal/driver/native/resolver", group: adapters, guests: []string{"golang.org/x/sys", "github.com/miekg/dns"}},
 	{path: "internal/driver/drivertest", group: adapters},
 	{path: "internal/driver/inproc", group: adapters, also: []string{"internal/agent"}}, // a real agent in a goroutine
+	{path: "internal/driver/kubernetes", group: adapters, also: []string{"internal/driver/kubernetes/podapi"}, // the one that knows Kubernetes
+		guests: []string{"k8s.io/api", "k8s.io/apimachinery", "k8s.io/client-go", "k8s.io/klog"}},
+	{path: "internal/driver/kubernetes/podapi", group: adapters},
+	{path: "internal/driver/kubernetes/pod", group: inside, also: []string{"internal/agent", "internal/driver/kubernetes/podapi"}},
 	{path: "internal/blob/local", group: adapters, also: []string{"internal/artifact", "internal/dataset"}, guests: []string{"golang.org/x/sys"}},
 	{path: "internal/blob/blobtest", group: adapters, also: []string{"internal/artifact", "internal/dataset"}},
-	{path: "internal/sqlstore", group: adapters, also: []string{"internal/artifact", "internal/dataset", "internal/session"}, guests: []string{"modernc.org/sqlite"}},
+	{path: "internal/sqlstore", group: adapters, also: []string{"internal/artifact", "internal/dataset", "internal/session"}, guests: []string{"modernc.org/sqlite", "github.com/jackc/pgx/v5"}},
+	{path: "internal/sqlstore/pgtest", group: alone, guests: []string{"github.com/jackc/pgx/v5"}}, // a real Postgres for tests
 	{path: "internal/sqlstore/storetest", group: adapters, also: []string{"internal/artifact", "internal/dataset", "internal/session"}, guests: []string{"github.com/google/go-cmp"}},
 	{path: "internal/image", group: adapters, guests: []string{"github.com/google/go-containerregistry", "github.com/klauspost/compress", "golang.org/x/sys"}},
 	{path: "internal/telemetry", group: adapters, also: []string{"internal/artifact", "internal/dataset", "internal/session"}, guests: []string{"go.opentelemetry.io/otel"}}, // nobody else knows OpenTelemetry
@@ -101,6 +106,7 @@ var table = []line{
 
 	// edges: bring requests in; ignorant of adapters and of each other
 	{path: "internal/gateway", group: edges},
+	{path: "internal/fleet", group: edges}, // which of several servers answers
 	{path: "internal/dialect/cove", group: edges, also: []string{"client", "internal/artifact", "internal/dataset", "internal/session", "internal/snippet", "internal/dialect/transfer"}},
 	{path: "internal/dialect/e2b", group: edges, also: []string{"internal/dialect/e2b/target", "internal/dialect/e2b/build", "internal/dialect/transfer"}},
 	{path: "internal/dialect/e2b/target", group: edges},
@@ -119,6 +125,17 @@ var table = []line{
 	{path: "internal/dialect/opensandbox/execd", group: edges, also: []string{"internal/dialect/opensandbox/access", "internal/dialect/transfer"},
 		guests: []string{"github.com/coder/websocket"}},
 	{path: "internal/dialect/opensandbox/egress", group: edges, also: []string{"internal/dialect/opensandbox/access"}},
+	{path: "internal/dialect/agentsandbox", group: edges, also: []string{"internal/dialect/agentsandbox/patch", "internal/dialect/agentsandbox/place", "internal/dialect/agentsandbox/tunnel", "internal/dialect/transfer"}},
+	{path: "internal/dialect/agentsandbox/patch", group: edges}, // of JSON documents, whatever they hold
+	{path: "internal/dialect/agentsandbox/router", group: edges, also: []string{"internal/dialect/agentsandbox/place", "internal/dialect/agentsandbox/tunnel", "internal/dialect/rawport", "internal/dialect/transfer"}},
+	{path: "internal/dialect/agentsandbox/place", group: edges},
+	{path: "internal/dialect/agentsandbox/runtime", group: edges, also: []string{"internal/dialect/agentsandbox/place", "internal/dialect/transfer"}},
+	{path: "internal/dialect/agentsandbox/sandboxd", group: edges, also: []string{"internal/dialect/agentsandbox/place", "internal/dialect/agentsandbox/sandboxd/...", "internal/dialect/transfer"},
+		guests: []string{"connectrpc.com/connect"}},
+	{path: "internal/dialect/agentsandbox/sandboxd/processpb", group: edges, guests: []string{"google.golang.org/protobuf"}},
+	{path: "internal/dialect/agentsandbox/sandboxd/processpb/processpbconnect", group: edges, also: []string{"internal/dialect/agentsandbox/sandboxd/processpb"},
+		guests: []string{"connectrpc.com/connect"}},
+	{path: "internal/dialect/agentsandbox/tunnel", group: edges, guests: []string{"github.com/coder/websocket", "github.com/moby/spdystream"}},
 	{path: "internal/cli", group: edges, also: []string{"client", "internal/app", "internal/config", "internal/cli/imagebuild"},
 		guests: []string{"github.com/spf13/cobra", "golang.org/x/sys", "golang.org/x/term"}},
 	{path: "internal/cli/dockerfile", group: alone},                                                      // reads Dockerfiles
@@ -130,6 +147,7 @@ var table = []line{
 	// inside the sandbox
 	{path: "internal/agent", group: inside},
 	{path: "cmd/cove-agent", group: inside, also: []string{"internal/agent"}},
+	{path: "cmd/cove-pod", group: inside, also: []string{"internal/driver/kubernetes/pod"}}, // the agent in a Pod: TLS besides
 	{path: "kernel", group: inside},
 
 	// wiring: the only place that knows every part
@@ -139,8 +157,15 @@ var table = []line{
 	{path: "internal/archtest", group: alone},
 	{path: "bench", group: alone, guests: []string{"golang.org/x/sys"}, // through the front door, and beside it to the driver
 		also: []string{"client", "internal/agentapi", "internal/driver/native", "internal/policy", "internal/sandbox", "internal/template"}},
+	{path: "bench/scale", group: alone, guests: []string{"k8s.io/api", "k8s.io/apimachinery", "k8s.io/client-go"}, // a large cluster whose nodes it plays
+		also: []string{"internal/agentapi", "internal/driver/kubernetes", "internal/driver/kubernetes/podapi", "internal/sandbox"}},
 	{path: "e2e/acceptance", group: alone}, // which test proves which promise
+	{path: "e2e/cluster", group: alone},    // faults of a cluster, from outside
 	{path: "e2e", group: alone},            // its tests use the built binary and the public client
+	{path: "deploy", group: alone},         // charts and manifests, which its tests read
+	{path: "deploy/image", group: alone, guests: []string{"github.com/google/go-containerregistry"}},
+	{path: "test/cluster", group: alone}, // a real Kubernetes for tests, started and ended
+	{path: "test/cluster/pause", group: alone},
 }
 
 // agentLinks is what the agent's binary may contain, besides the standard library's own internals. It runs in every

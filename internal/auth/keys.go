@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"regexp"
+	"strings"
 	"sync"
 	"time"
 
@@ -59,8 +60,13 @@ func (k *Keys) Guests(tenant string) (Secret, error) {
 	if err != nil {
 		return "", err
 	}
-	k.guest, k.asked = HashKey(key), Principal{Tenant: tenant}
+	k.GuestsWith(tenant, key)
 	return key, nil
+}
+
+// GuestsWith lets guests in with a key that others know as well. It is set before anybody asks.
+func (k *Keys) GuestsWith(tenant string, key Secret) {
+	k.guest, k.asked = HashKey(key), Principal{Tenant: tenant}
 }
 
 var errWrongKey = fault.New(fault.Unauthed, "the API key is not valid")
@@ -129,28 +135,58 @@ const maxName = 128
 
 // Create makes a key for a tenant. The Secret is told this once and never again.
 func (k *Keys) Create(ctx context.Context, tenant, name string, admin bool) (Secret, KeyRecord, error) {
-	if !tenantName.MatchString(tenant) {
-		return "", KeyRecord{}, fault.New(fault.Invalid, "tenant %.70q: use up to 63 of a-z, 0-9 and -, not at either end", tenant)
-	}
-	if len(name) > maxName {
-		return "", KeyRecord{}, fault.New(fault.Invalid, "the name of a key has at most %d bytes", maxName)
-	}
 	key, err := NewKey()
 	if err != nil {
 		return "", KeyRecord{}, err
 	}
+	record, err := k.insert(ctx, key, tenant, name, admin)
+	if err != nil {
+		return "", KeyRecord{}, err
+	}
+	return key, record, nil
+}
+
+// Admit makes a key good that the operator chose, as an admin's of a tenant; one that is good already stays as it is. Several
+// servers on one store may do it at once. A key that was revoked stays so.
+func (k *Keys) Admit(ctx context.Context, key Secret, tenant, name string) error {
+	if !keyForm.MatchString(string(key)) || !strings.HasPrefix(string(key), keyPrefix) {
+		return fault.New(fault.Invalid, "a key is %s and 40 hex digits, such as `openssl rand -hex 20` prints", keyPrefix)
+	}
+	record, err := k.store.KeyByHash(ctx, HashKey(key))
+	if fault.Is(err, fault.NotFound) {
+		if _, err = k.insert(ctx, key, tenant, name, true); !fault.Is(err, fault.Conflict) {
+			return err
+		}
+		record, err = k.store.KeyByHash(ctx, HashKey(key)) // another server was first
+	}
+	if err != nil {
+		return fmt.Errorf("find key: %w", err)
+	}
+	if !record.RevokedAt.IsZero() {
+		return fault.New(fault.Conflict, "the key %s… was revoked; choose another", record.Prefix)
+	}
+	return nil
+}
+
+func (k *Keys) insert(ctx context.Context, key Secret, tenant, name string, admin bool) (KeyRecord, error) {
+	if !tenantName.MatchString(tenant) {
+		return KeyRecord{}, fault.New(fault.Invalid, "tenant %.70q: use up to 63 of a-z, 0-9 and -, not at either end", tenant)
+	}
+	if len(name) > maxName {
+		return KeyRecord{}, fault.New(fault.Invalid, "the name of a key has at most %d bytes", maxName)
+	}
 	var id [8]byte
 	if _, err := rand.Read(id[:]); err != nil {
-		return "", KeyRecord{}, fmt.Errorf("make a key id: %w", err)
+		return KeyRecord{}, fmt.Errorf("make a key id: %w", err)
 	}
 	record := KeyRecord{
 		ID: "key" + hex.EncodeToString(id[:]), Tenant: tenant, Name: name, Admin: admin,
 		Hash: HashKey(key), Prefix: string(key[:len(keyPrefix)+6]), CreatedAt: now(),
 	}
 	if err := k.store.InsertKey(ctx, record); err != nil {
-		return "", KeyRecord{}, fmt.Errorf("store key: %w", err)
+		return KeyRecord{}, fmt.Errorf("store key: %w", err)
 	}
-	return key, record, nil
+	return record, nil
 }
 
 // List returns a tenant's keys, oldest first, revoked ones too.

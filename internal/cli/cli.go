@@ -45,6 +45,7 @@ type invocation struct {
 	dataDir string
 
 	server  string // where the server is, once one was found
+	token   string // the key that is shown there
 	own     bool   // it was started for this command and ends with it
 	sandbox string // which one the command is about, once it was found
 }
@@ -131,7 +132,7 @@ func (a *invocation) root() *cobra.Command {
 	group(root, "Branch and keep:", a.fork(), a.pause(), a.resume(), a.snapshot(), a.timeout(), a.template(), a.session(), a.artifacts())
 	group(root, "Images and volumes:", a.image(), a.login(), a.logout(), a.volume())
 	group(root, "Watch:", a.inspect(), a.logs(), a.events(), a.stats(), a.top())
-	group(root, "Run a server:", a.serve(), a.doctor(), a.initConfig(), a.configure(), a.key(), a.completion(), a.version())
+	group(root, "Run a server:", a.serve(), a.doctor(), a.initConfig(), a.configure(), a.kubeconfig(), a.key(), a.completion(), a.version())
 	root.SetHelpCommandGroupID("Run a server:")
 	noFiles(root)
 	return root

@@ -28,7 +28,7 @@ func (a *invocation) connect(ctx context.Context) (*client.Client, error) {
 			// Without a key of its own the caller may still be the one who runs the server.
 			key, _ = app.LocalKey(cfg.DataDir)
 		}
-		a.server = url
+		a.server, a.token = url, key
 		return client.New(url, key)
 	}
 	found, err := app.Find(ctx, cfg.DataDir)
@@ -40,8 +40,8 @@ func (a *invocation) connect(ctx context.Context) (*client.Client, error) {
 	case err != nil:
 		return nil, err
 	}
-	a.server = found.URL
-	return client.New(found.URL, cmp.Or(os.Getenv("COVE_API_KEY"), found.APIKey))
+	a.server, a.token = found.URL, cmp.Or(os.Getenv("COVE_API_KEY"), found.APIKey)
+	return client.New(found.URL, a.token)
 }
 
 // connectOrStart is connect, and where there is no server one of our own for as long as it is needed.

@@ -23,7 +23,7 @@ import (
 type Config struct {
 	Listen    string `toml:"listen"`     // host:port; port 0 picks one
 	DataDir   string `toml:"data_dir"`   // everything the server keeps; locked while it runs
-	Driver    string `toml:"driver"`     // native; inproc has no isolation at all and is for tests
+	Driver    string `toml:"driver"`     // native, kubernetes; inproc has no isolation at all and is for tests
 	Ephemeral bool   `toml:"-"`          // the server is for one command: what it started ends with it
 	ReadyFile string `toml:"ready_file"` // written as JSON (url, api_key, pid) once the server can serve
 	// ShutdownGrace is how long running requests may take after SIGTERM.
@@ -40,7 +40,12 @@ type Config struct {
 	Artifacts Artifacts `toml:"artifacts"`
 	Sessions  Sessions  `toml:"sessions"`
 	Datasets  Datasets  `toml:"datasets"`
+	Database  Database  `toml:"database"`
+	Server    Server    `toml:"server"`
 	Telemetry Telemetry `toml:"telemetry"`
+
+	AgentSandbox AgentSandbox `toml:"agent_sandbox"`
+	Kubernetes   Kubernetes   `toml:"kubernetes"`
 }
 
 // TLS is the second listener, which names sandboxes by host: {port}-{id}.{domain}.
@@ -190,6 +195,9 @@ func Default() Config {
 		Artifacts: Artifacts{LinkTTL: 10 * time.Minute, MaxFileSize: 50 << 20, MaxSessionSize: 10 << 30},
 		Sessions:  Sessions{IdleTimeout: 45 * time.Minute, Size: 1 << 30},
 		Datasets:  Datasets{MaxSize: 20 << 30},
+
+		AgentSandbox: AgentSandbox{Templates: defaultAgentTemplates()},
+		Kubernetes:   defaultKubernetes(),
 	}
 }
 
@@ -331,6 +339,10 @@ func set(v reflect.Value, text string) error {
 		return setLists(p, text)
 	case *Size:
 		return p.UnmarshalText([]byte(text))
+	case *KubernetesKinds:
+		return errors.New("templates are written in the configuration file: [kubernetes.templates.NAME]")
+	case *DatabaseURL:
+		*p = DatabaseURL(text)
 	default:
 		panic(fmt.Sprintf("no way to set a %T", p)) // a field of a new type was added without a case here
 	}
@@ -339,8 +351,9 @@ func set(v reflect.Value, text string) error {
 
 // The drivers.
 const (
-	DriverNative = "native"
-	DriverInproc = "inproc"
+	DriverNative     = "native"
+	DriverInproc     = "inproc"
+	DriverKubernetes = "kubernetes"
 )
 
 // Validate refuses what cannot be meant.
@@ -351,14 +364,15 @@ func (c Config) Validate() error {
 	if err := c.TLS.validate(); err != nil {
 		return err
 	}
-	if err := firstError(c.validateAuth(), c.Images.validate(), c.Storage.validate(), c.Artifacts.validate(), c.Sessions.validate()); err != nil {
+	if err := firstError(c.AgentSandbox.validate(), c.validateAuth(), c.Images.validate(), c.Storage.validate(), c.Artifacts.validate(), c.Sessions.validate(), c.validateDatabase(),
+		c.Kubernetes.validate(c.Driver == DriverKubernetes)); err != nil {
 		return err
 	}
 	if !filepath.IsAbs(c.DataDir) {
 		return fmt.Errorf("data_dir %q is not an absolute path", c.DataDir)
 	}
-	if !slices.Contains([]string{DriverNative, DriverInproc}, c.Driver) {
-		return fmt.Errorf("unknown driver %q: use %s", c.Driver, DriverNative)
+	if !slices.Contains([]string{DriverNative, DriverInproc, DriverKubernetes}, c.Driver) {
+		return fmt.Errorf("unknown driver %q: use %s or %s", c.Driver, DriverNative, DriverKubernetes)
 	}
 	if !slices.Contains([]string{"debug", "info", "warn", "error"}, c.Log.Level) {
 		return fmt.Errorf("unknown log level %q: use debug, info, warn or error", c.Log.Level)
@@ -379,7 +393,7 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// String lists every setting, one per line. There are no secrets in a configuration; keys live in the data directory.
+// String lists every setting, one per line, without secrets: keys live in the data directory, and a URL hides its password.
 func (c Config) String() string {
 	settings := c.settings()
 	names := make([]string, 0, len(settings))

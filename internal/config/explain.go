@@ -61,6 +61,9 @@ func text(v reflect.Value) string {
 	if list, ok := v.Interface().([]string); ok {
 		return strings.Join(list, ",")
 	}
+	if kinds, ok := v.Interface().(KubernetesKinds); ok {
+		return kinds.String()
+	}
 	if v.Kind() == reflect.Map {
 		return mapText(v)
 	}

@@ -17,6 +17,8 @@ type Auth struct {
 	// Everywhere lets people in without a key who come from other machines: everybody who reaches the address may run
 	// whatever they like.
 	Everywhere bool `toml:"anonymous_everywhere"`
+	// AdminKeyFile holds the local admin's key where the operator chooses it, as a mounted secret does; empty: the first start makes one.
+	AdminKeyFile string `toml:"admin_key_file"`
 }
 
 // Images says which container images sandboxes may start from and how they come here.
@@ -47,6 +49,9 @@ func defaultMap() map[string]string {
 		"opensandbox/code-interpreter": codeInterpreter, "opensandbox/code-interpreter:*": codeInterpreter,
 		"*/opensandbox/code-interpreter": codeInterpreter, "*/opensandbox/code-interpreter:*": codeInterpreter,
 		"python:latest": codeInterpreter, "python:slim": codeInterpreter,
+		// The image of agent-sandbox's own examples, whose server in the sandbox is one of ours here.
+		"python-runtime-sandbox": "python", "python-runtime-sandbox:*": "python",
+		"*/python-runtime-sandbox": "python", "*/python-runtime-sandbox:*": "python",
 	}
 	for _, version := range []string{"3", "3.9", "3.10", "3.11", "3.12", "3.13", "3.14"} {
 		m["python:"+version], m["python:"+version+"-slim"] = codeInterpreter, codeInterpreter
@@ -61,10 +66,13 @@ func insecure(src Source) bool {
 }
 
 func (c Config) validateAuth() error {
+	if c.Auth.AdminKeyFile != "" && !filepath.IsAbs(c.Auth.AdminKeyFile) {
+		return fmt.Errorf("auth.admin_key_file %q is not an absolute path", c.Auth.AdminKeyFile)
+	}
 	if !c.Auth.Anonymous || c.Auth.Everywhere {
 		return nil
 	}
-	for name, at := range map[string]string{"listen": c.Listen, "tls.listen": c.TLSListen()} {
+	for name, at := range map[string]string{"listen": c.Listen, "tls.listen": c.TLSListen(), "agent_sandbox.listen": c.AgentSandboxListen()} {
 		host, _, _ := net.SplitHostPort(at) // validated
 		if ip := net.ParseIP(host); at == "" || host == "localhost" || ip != nil && ip.IsLoopback() {
 			continue

@@ -11,6 +11,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"regexp"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -21,10 +22,14 @@ import (
 
 // Config says who answers for what.
 type Config struct {
+	// Elsewhere finds another server that answers a request, before everybody here; nil, or a nil handler: there is none.
+	Elsewhere func(*http.Request) http.Handler
 	// Inside answers for what is inside of sandboxes, before everybody else; nil: nobody does.
 	Inside Inside
+	// Router answers for the ports of sandboxes that headers name in agent-sandbox's way, right after Inside; nil: nobody does.
+	Router Entrance
 	// OpenSandbox answers for its API and for the ports of sandboxes by path; nil: nobody does.
-	OpenSandbox OpenSandbox
+	OpenSandbox Entrance
 	// Guests lets people in without a key; nil: nobody.
 	Guests *Guests
 	// Prefixes maps the beginning of a path, such as /cove/v1/, to who answers.
@@ -49,8 +54,8 @@ type Inside interface {
 	Matches(*http.Request) bool
 }
 
-// OpenSandbox knows from the path which requests are its own, and which of those are for the inside of a sandbox.
-type OpenSandbox interface {
+// Entrance knows from path and header which requests are its own, and which of those are for the inside of a sandbox.
+type Entrance interface {
 	Inside
 	Enters(*http.Request) bool
 }
@@ -86,6 +91,9 @@ func New(cfg Config) *Gateway {
 	g := &Gateway{cfg: cfg, log: cfg.Log}
 	if cfg.Inside != nil {
 		g.table = append(g.table, entry{"the ports of sandboxes", cfg.Inside.Matches, cfg.Inside})
+	}
+	if cfg.Router != nil {
+		g.table = append(g.table, entry{"the router of agent-sandbox", cfg.Router.Matches, cfg.Router})
 	}
 	for _, prefix := range sortedByLength(cfg.Prefixes) {
 		g.table = append(g.table, entry{prefix, under(prefix), cfg.Prefixes[prefix]})
@@ -143,6 +151,14 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuseGuest(seen, no)
 		return
 	}
+	if g.cfg.Elsewhere != nil {
+		if other := g.cfg.Elsewhere(r); other != nil {
+			r.Header.Set("X-Request-Id", id) // so that it has one name in the logs of both
+			r.Pattern = "elsewhere"          // for whoever counts requests: ids must not become labels
+			other.ServeHTTP(seen, r)
+			return
+		}
+	}
 	for _, e := range g.table {
 		if e.matches(r) {
 			e.handler.ServeHTTP(seen, r)
@@ -175,8 +191,20 @@ func (g *Gateway) logAccess(w *watched, r *http.Request, id string, begun time.T
 		level = slog.LevelDebug
 	}
 	g.log.LogAttrs(r.Context(), level, "request", slog.String("request", id), slog.String("method", r.Method),
-		slog.String("path", r.URL.Path), slog.Int("status", w.status), slog.Int64("bytes", w.bytes),
+		slog.String("path", shown(r.URL.Path)), slog.Int("status", w.status), slog.Int64("bytes", w.bytes),
 		slog.Duration("took", time.Since(begun)), slog.String("remote", r.RemoteAddr))
+}
+
+// Parts of paths let in whoever knows them: the router's token, and what signs an address of OpenSandbox. Who
+// answers hides them; that may be another server, and then nobody here does.
+var (
+	routed = regexp.MustCompile(`^(/agents/)[^/]+`)
+	signed = regexp.MustCompile(`^((?:/v1)?/sandboxes/[^/~]*~)[^/]+`)
+)
+
+// shown is a path without what is secret in it.
+func shown(path string) string {
+	return signed.ReplaceAllString(routed.ReplaceAllString(path, "${1}hidden"), "${1}signed")
 }
 
 // survive turns a defect in one request into one failed request.
@@ -188,7 +216,7 @@ func (g *Gateway) survive(w *watched, r *http.Request, id string) {
 	if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 		panic(v) // the handler cut the connection on purpose
 	}
-	g.log.Error("request panicked", "request", id, "method", r.Method, "path", r.URL.Path, "panic", v, "stack", string(debug.Stack()))
+	g.log.Error("request panicked", "request", id, "method", r.Method, "path", shown(r.URL.Path), "panic", v, "stack", string(debug.Stack()))
 	if w.status != 0 {
 		panic(http.ErrAbortHandler) // too late for a status
 	}
@@ -200,7 +228,7 @@ func (g *Gateway) notServed(w http.ResponseWriter, r *http.Request) {
 	for i, e := range g.table {
 		names[i] = e.name
 	}
-	fail(w, http.StatusNotFound, "not_found", "nothing is served at "+r.URL.Path+"; this server answers "+strings.Join(names, ", "))
+	fail(w, http.StatusNotFound, "not_found", "nothing is served at "+shown(r.URL.Path)+"; this server answers "+strings.Join(names, ", "))
 }
 
 // admit lets guests in. The inside of a sandbox has guards of its own, which a guest may also pass by a token.
@@ -209,8 +237,10 @@ func (g *Gateway) admit(r *http.Request) (refusal string) {
 		return ""
 	}
 	refusal = g.cfg.Guests.welcome(r)
-	if g.cfg.OpenSandbox != nil && g.cfg.OpenSandbox.Enters(r) {
-		return ""
+	for _, door := range []Entrance{g.cfg.Router, g.cfg.OpenSandbox} {
+		if door != nil && door.Enters(r) {
+			return ""
+		}
 	}
 	return refusal
 }

@@ -86,6 +86,48 @@ func TestSandboxesComeFirstAndTheRestLast(t *testing.T) {
 	}
 }
 
+// router takes what names a sandbox.
+type router struct{ http.Handler }
+
+func (router) Matches(r *http.Request) bool { return r.Header.Get("X-Sandbox-Id") != "" }
+func (router) Enters(r *http.Request) bool  { return r.Header.Get("X-Sandbox-Id") != "" }
+
+func TestTheRouterComesBeforePaths(t *testing.T) {
+	say := func(text string) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, text+r.Header.Get("X-Api-Key")) })
+	}
+	s, _ := newServer(t, io.Discard, gateway.Config{
+		Router: router{say("router ")}, Prefixes: map[string]http.Handler{"/a/": say("a ")}, OpenSandbox: ports{say("open ")},
+		Else: say("else "), Guests: &gateway.Guests{Key: "guest"},
+	})
+	for _, c := range []struct {
+		path, want string
+		headers    map[string]string
+	}{
+		{"/a/x", "router guest", map[string]string{"X-Sandbox-ID": "box"}},
+		{"/v1/x", "router guest", map[string]string{"X-Sandbox-ID": "box"}},
+		{"/healthz", "router ", map[string]string{"X-Sandbox-ID": "box"}},
+		{"/x", "router guest", map[string]string{"X-Sandbox-ID": "box"}},
+		{"/x", "router k", map[string]string{"X-Sandbox-ID": "box", "X-API-Key": "k"}},
+		{"/x", "router ", map[string]string{"X-Sandbox-ID": "box", "Origin": "http://evil.test"}}, // it has guards of its own
+		{"/a/x", "a guest", nil},
+	} {
+		req, _ := http.NewRequest(http.MethodGet, s.URL+c.path, nil)
+		for name, value := range c.headers {
+			req.Header.Set(name, value)
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if string(b) != c.want {
+			t.Errorf("%s with %v went to %q", c.path, c.headers, b)
+		}
+	}
+}
+
 func TestTheLogHasNoSecrets(t *testing.T) {
 	var log bytes.Buffer
 	s, g := newServer(t, &log, gateway.Config{})

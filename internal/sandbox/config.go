@@ -34,9 +34,13 @@ type Config struct {
 
 	Retention time.Duration // how long an ended sandbox stays readable; 24 h
 
+	// Server is this server among those that share its Store and its driver. Empty: it has both for itself.
+	Server string
 	// BootID names this boot of the host, so that a sandbox lost to a reboot is told from one lost to a crash.
 	// Default: the kernel's.
 	BootID string
+	// Lost is what became of a sandbox that its driver knows nothing of, where that does not depend on this host; without a cause it does.
+	Lost Ended
 	// EndedGrace is how long Open waits for a driver to tell how a missing sandbox ended; half a second.
 	EndedGrace time.Duration
 }

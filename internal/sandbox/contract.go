@@ -25,9 +25,14 @@ const (
 	CauseMakerDied  Cause = "maker_died"  // the process that kept it is gone
 	CauseHostReboot Cause = "host_reboot" // the host restarted
 	CauseStartFail  Cause = "start_failed"
-	CauseShutdown   Cause = "shutdown" // the operator ended all of them
-	CauseExited     Cause = "exited"   // its main process, where its dialect knows one, ended well
-	CauseFailed     Cause = "failed"   // its main process ended in failure
+	CauseShutdown   Cause = "shutdown"  // the operator ended all of them
+	CauseExited     Cause = "exited"    // its main process, where its dialect knows one, ended well
+	CauseFailed     Cause = "failed"    // its main process ended in failure
+	CauseEvicted    Cause = "evicted"   // its host took the room back that it had
+	CauseNodeLost   Cause = "node_lost" // the machine that it ran on is gone
+	CauseDeleted    Cause = "deleted"   // somebody removed it behind the server's back
+
+	causeMoved Cause = "moved" // it lives on at another server; no row ever says so
 )
 
 // Storage says where the sandbox's own layer lives.
@@ -57,11 +62,11 @@ type StartRequest struct {
 // Caps is what a driver can do beyond the contract.
 type Caps struct {
 	Name        string `json:"name"`
-	Isolation   string `json:"isolation"`    // "namespaces", "none"
+	Isolation   string `json:"isolation"`    // "namespaces", "pod", "none"
 	WarmKernels bool   `json:"warm_kernels"` // Kernel forks one from a zygote
 	Limits      bool   `json:"limits"`
 	Network     bool   `json:"network"`
-	Disk        string `json:"disk"`     // which disk limit is in force: "image", "tmpfs", "none"
+	Disk        string `json:"disk"`     // which disk limit is in force: "image", "tmpfs", "ephemeral", "none"
 	Fork        bool   `json:"fork"`     // Fork copies a running kernel's memory
 	Pause       bool   `json:"pause"`    // Pause stops every process and keeps its memory
 	Snapshot    bool   `json:"snapshot"` // Snapshot makes a template of a sandbox's files
@@ -77,6 +82,7 @@ type Instance struct {
 	Deadline time.Time `json:"deadline,omitzero"`
 	Started  time.Time `json:"started"`
 	Paused   bool      `json:"paused,omitempty"`
+	Owner    string    `json:"owner,omitempty"` // the server that started it, where several share a driver
 }
 
 // Ended is one sandbox that is gone, as its driver saw it.

@@ -44,6 +44,12 @@ func (m *Manager) Create(ctx context.Context, p auth.Principal, spec Spec) (sb S
 		}
 		if mine {
 			err := m.start(ctx, e, pl)
+			if errors.Is(err, errHeld) {
+				if sb, again, err := m.joinOther(ctx, pl); !again {
+					return sb, false, err
+				}
+				continue
+			}
 			sb := e.snapshot()
 			m.observer.Created(sb, time.Since(begun), err)
 			if err != nil {
@@ -146,6 +152,7 @@ func (m *Manager) enlist(sb Sandbox, lifetime time.Duration, idem, digest string
 	sb.ID, sb.CreatedAt = cmp.Or(sb.ID, NewID()), now()
 	sb.Deadline = deadlineOf(sb.CreatedAt, lifetime)
 	e := newEntry(sb, idem, digest)
+	e.server = m.server
 	m.keep(e)
 	return e
 }
@@ -167,6 +174,9 @@ func (m *Manager) drop(e *entry) {
 	m.clock.update(e)
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.living[e.id] != e {
+		return
+	}
 	delete(m.living, e.id)
 	if e.key != "" {
 		delete(m.byKey, claimKey{e.tenant, e.key})
@@ -230,15 +240,16 @@ func (m *Manager) start(ctx context.Context, e *entry, pl plan) error {
 	// The row is written while the driver works. A crash leaves a row that Open ends, an instance that it stops, or both.
 	// Who learns of its end meanwhile records that once the row is there.
 	inserted, born := make(chan error, 1), e.record()
-	e.saving.Lock()
-	go func() {
-		defer e.saving.Unlock()
-		err := m.write(ctx, born, m.store.Insert, LifecycleEvent{Type: LifecycleCreated})
-		if err != nil {
-			cancel()
+	if e.server != "" {
+		born.MostOfTenant = m.cfg.MaxPerTenant
+		if e.key != "" || e.idem != "" { // another server may be making the same: the rows decide who does, before anything is made
+			if err := m.reserve(ctx, e, born); err != nil {
+				return err
+			}
+			inserted <- nil
 		}
-		inserted <- err
-	}()
+	}
+	m.insert(ctx, e, born, inserted, cancel)
 	m.clock.update(e)
 	req := pl.request
 	req.ID, req.Deadline, req.Env = e.id, e.driverDeadline(), withID(req.Env, pl.idEnv, e.id)
@@ -254,6 +265,22 @@ func (m *Manager) start(ctx context.Context, e *entry, pl plan) error {
 	}
 	m.clock.update(e)
 	return nil
+}
+
+// insert writes the first row of a sandbox beside its start, unless that is done.
+func (m *Manager) insert(ctx context.Context, e *entry, born Record, inserted chan<- error, cancel context.CancelFunc) {
+	if len(inserted) > 0 {
+		return
+	}
+	e.saving.Lock()
+	go func() {
+		defer e.saving.Unlock()
+		err := m.write(ctx, born, m.store.Insert, LifecycleEvent{Type: LifecycleCreated})
+		if err != nil {
+			cancel()
+		}
+		inserted <- err
+	}()
 }
 
 // withID is an environment with the sandbox's id in one variable, if that has a name.

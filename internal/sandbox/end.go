@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -125,6 +126,11 @@ func (m *Manager) settle(ctx context.Context, e *entry) bool {
 	event := LifecycleEvent{Type: LifecycleEnded, At: sb.EndedAt, Cause: sb.Cause, Message: sb.CauseMessage}
 	err := m.write(ctx, r, m.store.Save, event)
 	e.saving.Unlock()
+	if errors.Is(err, ErrMoved) { // its end is the other server's to tell
+		m.log.Warn("sandbox was taken over by another server while it ended here", "sandbox", e.id, "tenant", e.tenant)
+		m.drop(e)
+		return true
+	}
 	// Conflict: an earlier attempt was written after all. NotFound: nothing is left to write to.
 	if err != nil && !fault.Is(err, fault.Conflict) && !fault.Is(err, fault.NotFound) {
 		m.log.Error("end of sandbox is not recorded yet", "sandbox", e.id, "tenant", e.tenant, "cause", sb.Cause, "error", err)
@@ -200,6 +206,11 @@ func (m *Manager) follow() {
 func (m *Manager) hear(end Ended) {
 	m.mu.Lock()
 	e := m.living[end.ID]
+	if e == nil && m.server != "" { // whoever it belongs to records it, and may be gone before
+		m.foreign[end.ID] = end
+		m.mu.Unlock()
+		return
+	}
 	m.mu.Unlock()
 	if e != nil && e.finish(end) && !m.settle(m.life, e) {
 		e.mu.Lock()

@@ -13,6 +13,7 @@ import (
 // entry is a living sandbox in the Manager's memory.
 type entry struct {
 	id, tenant, key, idem, digest string
+	server                        string // that it belongs to: this one, under the name that it had when it got it
 
 	started chan struct{} // closed when its start is decided, for whoever shares the create
 	ended   chan struct{} // closed when its end is recorded
@@ -23,6 +24,9 @@ type entry struct {
 	kernels chan struct{} // another: held while a kernel is made
 
 	history history // of its usage
+
+	here context.Context // until another server has taken it over: connections to it end then
+	lost context.CancelFunc
 
 	mu       sync.Mutex
 	sb       Sandbox
@@ -44,8 +48,9 @@ type entry struct {
 }
 
 func newEntry(sb Sandbox, idem, digest string) *entry {
+	here, lost := context.WithCancel(context.Background()) // of the entry itself, whoever made it
 	return &entry{
-		id: sb.ID, tenant: sb.Tenant, key: sb.Key, idem: idem, digest: digest,
+		here: here, lost: lost, id: sb.ID, tenant: sb.Tenant, key: sb.Key, idem: idem, digest: digest,
 		started: make(chan struct{}), ended: make(chan struct{}), tried: make(chan struct{}),
 		changes: make(chan struct{}, 1), kernels: make(chan struct{}, 1),
 		sb: sb, used: time.Now(), index: -1, stopped: stoppedIn(sb.State),
@@ -95,7 +100,7 @@ func (e *entry) runs(without string) bool {
 func (e *entry) record() Record {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	r := Record{Sandbox: e.sb, IdempotencyKey: e.idem, SpecDigest: e.digest, Unspent: e.unspent}
+	r := Record{Sandbox: e.sb, IdempotencyKey: e.idem, SpecDigest: e.digest, Unspent: e.unspent, Server: e.server}
 	r.Metadata, r.Annotations = maps.Clone(r.Metadata), maps.Clone(r.Annotations)
 	if r.State == StateRunning {
 		r.LastUsed = e.lastUsed()

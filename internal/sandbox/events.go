@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"sync"
+	"time"
 
 	"github.com/covehq/cove/internal/auth"
 )
@@ -33,6 +34,7 @@ func (m *Manager) Events(ctx context.Context, p auth.Principal, q EventQuery) it
 			}
 			select {
 			case <-more:
+			case <-m.othersNews():
 			case <-ctx.Done():
 				return
 			case <-m.life.Done():
@@ -58,6 +60,17 @@ func (m *Manager) yieldEvents(ctx context.Context, p auth.Principal, q *EventQue
 		q.After = event.Seq
 	}
 	return len(events), true
+}
+
+// othersEvery is how often it is looked for what other servers wrote.
+const othersEvery = time.Second
+
+// othersNews is ready when it is time to look; never for a server that is alone.
+func (m *Manager) othersNews() <-chan time.Time {
+	if m.cfg.Server == "" {
+		return nil
+	}
+	return time.After(othersEvery)
 }
 
 // feed wakes those who follow events.

@@ -41,10 +41,17 @@ type Manager struct {
 	cancel context.CancelFunc // ends life
 	life   context.Context    // of this Manager: the parent of all work that outlives its caller
 
+	// What Reconcile saw the last time: nobody else reads it.
+	strays  map[string]time.Time // instances without a row, by when they were first seen
+	missing map[string]bool      // sandboxes without an instance
+	orphans map[string]bool      // rows of this server's that it does not have
+
 	work sync.WaitGroup // goroutines and calls that Close waits for; entered only under mu
 
 	mu      sync.Mutex
 	open    bool
+	server  string            // as Config has it; another one after the others took this one for dead
+	foreign map[string]Ended  // ends of sandboxes that are not this server's, until their rows have ended
 	living  map[string]*entry // by id
 	byKey   map[claimKey]*entry
 	byIdem  map[claimKey]*entry
@@ -62,7 +69,7 @@ func NewManager(cfg Config, d Driver, s Store, t Templates, o Observer, log *slo
 		cfg: cfg, driver: d, store: s, templates: t, observer: o, log: log,
 		clock: newClock(), rates: newRates(cfg.CreateRate), feed: newFeed(),
 		slots: newSlots(cfg.MaxStarting, cfg.MaxQueued), forks: newSlots(cfg.MaxStarting, cfg.MaxQueued),
-		cancel: cancel, life: life,
+		cancel: cancel, life: life, server: cfg.Server, foreign: map[string]Ended{}, strays: map[string]time.Time{}, missing: map[string]bool{}, orphans: map[string]bool{},
 		living: map[string]*entry{}, byKey: map[claimKey]*entry{}, byIdem: map[claimKey]*entry{}, tenants: map[string]int{},
 	}
 }
@@ -212,6 +219,9 @@ func goneError(sb Sandbox) error {
 	case StateStopping:
 		return fault.New(fault.Gone, "sandbox %s is ending: %s", sb.ID, causeText(sb))
 	case StateEnded:
+		if sb.Cause == causeMoved {
+			return fault.Wrap(fault.Unavailable, ErrMoved, "sandbox %s was taken over by another server; try again", sb.ID)
+		}
 		return fault.New(fault.Gone, "sandbox %s has ended: %s", sb.ID, causeText(sb))
 	}
 	return fault.New(fault.Internal, "sandbox %s has an unknown state %q", sb.ID, sb.State)
@@ -244,7 +254,11 @@ func (m *Manager) save(ctx context.Context, e *entry, events ...LifecycleEvent) 
 	if r.State == StateEnded {
 		return fault.Wrap(fault.Conflict, goneError(r.Sandbox), "sandbox %s has ended", e.id)
 	}
-	return m.write(ctx, r, m.store.Save, events...)
+	err := m.write(ctx, r, m.store.Save, events...)
+	if errors.Is(err, ErrMoved) {
+		m.lose(e)
+	}
+	return err
 }
 
 // saveAll is save for several, all or none.

@@ -17,20 +17,19 @@ func (m *Manager) Open(ctx context.Context) error {
 	if err := checkNetwork(m.cfg.DefaultNetwork, m.driver.Caps()); err != nil {
 		return fmt.Errorf("default network: %w", err)
 	}
-	records, err := m.store.Living(ctx)
-	if err != nil {
-		return fmt.Errorf("read living sandboxes: %w", err)
+	var missing []lost
+	if m.cfg.Server == "" { // of several the first takes over, when it knows that it is: TakeOver
+		records, err := m.store.Gather(ctx, "")
+		if err != nil {
+			return fmt.Errorf("read living sandboxes: %w", err)
+		}
+		instances, err := m.instances(ctx)
+		if err != nil {
+			return err
+		}
+		missing = m.readopt(ctx, records, instances)
+		m.stopStrays(ctx, instances)
 	}
-	list, err := m.driver.List(ctx)
-	if err != nil {
-		return fmt.Errorf("list sandboxes of driver %s: %w", m.driver.Caps().Name, err)
-	}
-	instances := make(map[string]Instance, len(list))
-	for _, i := range list {
-		instances[i.ID] = i
-	}
-	missing := m.readopt(ctx, records, instances)
-	m.stopStrays(ctx, instances)
 	m.work.Go(m.follow)
 	m.work.Go(func() { m.clock.run(m.life, m.fire) })
 	m.work.Go(m.sweep)
@@ -40,6 +39,18 @@ func (m *Manager) Open(ctx context.Context) error {
 	m.open = true
 	m.mu.Unlock()
 	return nil
+}
+
+func (m *Manager) instances(ctx context.Context) (map[string]Instance, error) {
+	list, err := m.driver.List(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list sandboxes of driver %s: %w", m.driver.Caps().Name, err)
+	}
+	instances := make(map[string]Instance, len(list))
+	for _, i := range list {
+		instances[i.ID] = i
+	}
+	return instances, nil
 }
 
 // lost is a sandbox with a row and without an instance.
@@ -53,7 +64,7 @@ type lost struct {
 func (m *Manager) readopt(ctx context.Context, records []Record, instances map[string]Instance) (missing []lost) {
 	for _, r := range records {
 		e := newEntry(r.Sandbox, r.IdempotencyKey, r.SpecDigest)
-		e.unspent = r.Unspent
+		e.unspent, e.server = r.Unspent, r.Server
 		close(e.started)
 		m.mu.Lock()
 		m.keep(e)
@@ -62,6 +73,9 @@ func (m *Manager) readopt(ctx context.Context, records []Record, instances map[s
 		delete(instances, r.ID)
 		switch r.State {
 		case StateRunning, StatePaused:
+			if m.foretold(ctx, e) {
+				continue
+			}
 			if !lives {
 				missing = append(missing, lost{e, r.BootID})
 				continue
@@ -181,7 +195,10 @@ func (m *Manager) explain(ctx context.Context, missing []lost) {
 		case <-grace.Done():
 		}
 		end := Ended{ID: l.entry.id, Cause: CauseMakerDied, Message: "the process that kept it is gone"}
-		if l.bootID != m.cfg.BootID {
+		switch {
+		case m.cfg.Lost.Cause != "":
+			end.Cause, end.Message = m.cfg.Lost.Cause, m.cfg.Lost.Message
+		case l.bootID != m.cfg.BootID:
 			end.Cause, end.Message = CauseHostReboot, "the host restarted"
 		}
 		m.record(ctx, l.entry, end)

@@ -423,7 +423,9 @@ func (m *Manager) client(e *entry, closed func()) *agentapi.Client {
 			m.release(e)
 			return nil, m.whyGone(ctx, e, fmt.Errorf("dial sandbox %s: %w", e.id, err))
 		}
+		stay := context.AfterFunc(e.here, func() { conn.Close() })
 		return &usedConn{Conn: conn, done: sync.OnceFunc(func() {
+			stay()
 			m.release(e)
 			if closed != nil {
 				closed()
@@ -457,8 +459,14 @@ func (m *Manager) Explain(ctx context.Context, p auth.Principal, id string, err 
 	if e := m.find(p, id); e != nil {
 		return m.whyGone(ctx, e, err)
 	}
-	if sb, storeErr := m.stored(ctx, p, id); storeErr == nil && sb.State == StateEnded {
+	sb, storeErr := m.stored(ctx, p, id)
+	switch {
+	case storeErr != nil:
+		return err
+	case sb.State == StateEnded:
 		return goneError(sb)
+	case m.cfg.Server != "":
+		return fault.Wrap(fault.Unavailable, ErrMoved, "sandbox %s was taken over by another server; try again", id)
 	}
 	return err
 }

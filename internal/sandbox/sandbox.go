@@ -183,4 +183,5 @@ type EventQuery struct {
 	Sandbox string // empty: all
 	After   int64  // only events with a higher Seq
 	Follow  bool   // wait for those to come
+	Last    bool   // the last of them alone: where whoever begins to follow goes on
 }

@@ -2,8 +2,21 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"time"
 )
+
+// ErrMoved is in the error of a write to a sandbox that belongs to another server.
+var ErrMoved = errors.New("another server has taken it over")
+
+// ErrExpelled is in the error of a server that the others have taken for dead: what was its own is theirs.
+var ErrExpelled = errors.New("the other servers took this one for dead")
+
+// Server is one of those that share a Store, each with sandboxes of its own.
+type Server struct {
+	ID  string // of this life of it: the next one has another
+	URL string // where the others reach it
+}
 
 // Record is a sandbox with what only its Manager needs to know.
 type Record struct {
@@ -11,6 +24,9 @@ type Record struct {
 	IdempotencyKey string
 	SpecDigest     string // of the Spec that came with IdempotencyKey
 	BootID         string // of the host when a server last saw it alive
+	Server         string // that it belongs to; empty: to the only one that there is
+	// MostOfTenant is how many living sandboxes its tenant may have with this one, counted by the Store at Insert. Zero: it does not count.
+	MostOfTenant int
 	// Unspent is what was left of its lifetime when it was paused; negative: it had no deadline; zero: it is not paused.
 	Unspent time.Duration
 }
@@ -36,7 +52,7 @@ type Store interface {
 	// Key or IdempotencyKey is fault.Conflict.
 	Insert(ctx context.Context, r Record, events ...LifecycleEvent) error
 	// Save replaces a sandbox and adds events at once, or does neither: what has ended is fault.Conflict and
-	// stays as it is; what was never inserted is fault.NotFound.
+	// stays as it is; what was never inserted is fault.NotFound; what belongs to another server is ErrMoved.
 	Save(ctx context.Context, r Record, events ...LifecycleEvent) error
 	// InsertAll and SaveAll do so for several, all or none.
 	InsertAll(ctx context.Context, entries []Entry) error
@@ -45,6 +61,12 @@ type Store interface {
 	Get(ctx context.Context, id string) (Record, error)
 	// Living returns every sandbox that has not ended, oldest first.
 	Living(ctx context.Context) ([]Record, error)
+	// Belonging tells of every sandbox that has not ended which server it belongs to.
+	Belonging(ctx context.Context) (map[string]string, error)
+	// Holder finds the living sandbox of a tenant that has the key or the idempotency key, or fault.NotFound; an empty one is nobody's.
+	Holder(ctx context.Context, tenant, key, idempotencyKey string) (Record, error)
+	// Gather makes every living sandbox this server's and returns them, oldest first. It is for a server that is alone.
+	Gather(ctx context.Context, server string) ([]Record, error)
 	// List returns a page of a tenant's sandboxes by the time of their creation, newest first unless the query is
 	// Ascending; those of one moment by their ids. A cursor stays good while rows come and go; one that it never gave out
 	// is fault.Invalid.

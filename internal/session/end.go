@@ -52,7 +52,8 @@ func stateAfter(cause sandbox.Cause) State {
 	case sandbox.CauseIdle, sandbox.CauseExpired:
 		return StateReaped
 	case sandbox.CauseKilled, sandbox.CauseOOM, sandbox.CauseAgentDied, sandbox.CauseMakerDied, sandbox.CauseHostReboot,
-		sandbox.CauseStartFail, sandbox.CauseShutdown, sandbox.CauseExited, sandbox.CauseFailed:
+		sandbox.CauseStartFail, sandbox.CauseShutdown, sandbox.CauseExited, sandbox.CauseFailed, sandbox.CauseEvicted, sandbox.CauseNodeLost,
+		sandbox.CauseDeleted:
 		return StateLost
 	}
 	return StateLost

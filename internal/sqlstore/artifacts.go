@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,7 +34,8 @@ const (
 	addDatasetsQuery  = `INSERT INTO artifact_datasets (tenant, digest, list) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING`
 	datasetsOfQuery   = `SELECT d.list FROM artifacts a JOIN artifact_datasets d ON d.tenant = a.tenant AND d.digest = a.datasets WHERE a.tenant = ?1 AND a.id = ?2`
 	dropDatasetsQuery = `DELETE FROM artifact_datasets WHERE tenant = ?1 AND digest = ?2 AND NOT EXISTS (SELECT 1 FROM artifacts WHERE tenant = ?1 AND datasets = ?2)`
-	sumQuery          = `INSERT INTO artifact_sums (tenant, session, bytes, files) VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO UPDATE SET bytes = bytes + ?3, files = files + ?4`
+	sumQuery          = `INSERT INTO artifact_sums (tenant, session, bytes, files) VALUES (?1, ?2, ?3, ?4) ON CONFLICT (tenant, session)
+		DO UPDATE SET bytes = artifact_sums.bytes + ?3, files = artifact_sums.files + ?4`
 )
 
 // addAtOnce is how many artifacts one statement adds: parsing costs more than running.
@@ -46,17 +48,15 @@ func (s *Store) AddArtifacts(ctx context.Context, list []artifact.Artifact, from
 	}
 	err := s.inTx(ctx, func(tx *sql.Tx) error {
 		change := sums{}
-		datasets, err := addDatasets(ctx, tx, list[0].Tenant, from)
+		datasets, err := s.addDatasets(ctx, tx, list[0].Tenant, from)
 		if err != nil {
 			return err
 		}
-		for some := range slices.Chunk(list, addAtOnce) {
-			if err := addArtifacts(ctx, tx, some, datasets); err != nil {
-				return err
-			}
-			for i := range some {
-				change.note(some[i].Tenant, some[i].Session, some[i].Size, 1)
-			}
+		if err := addArtifacts(ctx, tx, list, datasets); err != nil {
+			return err
+		}
+		for i := range list {
+			change.note(list[i].Tenant, list[i].Session, list[i].Size, 1)
 		}
 		return change.write(ctx, tx)
 	})
@@ -66,13 +66,16 @@ func (s *Store) AddArtifacts(ctx context.Context, list []artifact.Artifact, from
 	return nil
 }
 
-// addDatasets adds a list, unless the tenant has it, and returns what names it.
-func addDatasets(ctx context.Context, tx *sql.Tx, tenant string, from []artifact.Dataset) (digest string, err error) {
+// addDatasets adds a list, unless the tenant has it, and returns what names it. Nobody drops it before the artifact is there.
+func (s *Store) addDatasets(ctx context.Context, tx *sql.Tx, tenant string, from []artifact.Dataset) (digest string, err error) {
 	if len(from) == 0 {
 		return "", nil
 	}
 	text, err := json.Marshal(from)
 	if err != nil {
+		return "", err
+	}
+	if err := s.turn(ctx, tx, listsOf+tenant); err != nil {
 		return "", err
 	}
 	sum := sha256.Sum256(text)
@@ -97,15 +100,36 @@ func (s *Store) ArtifactDatasets(ctx context.Context, tenant, id string) (from [
 	return from, nil
 }
 
+// addArtifacts adds many by one statement that is parsed once, and what is left of them by another.
 func addArtifacts(ctx context.Context, tx *sql.Tx, list []artifact.Artifact, datasets string) error {
-	var args []any
+	query := func(n int) string { return addArtifactQuery + strings.Repeat(", "+oneArtifact, n-1) }
+	if len(list) >= addAtOnce {
+		many, err := tx.PrepareContext(ctx, query(addAtOnce))
+		if err != nil {
+			return err
+		}
+		defer many.Close()
+		for ; len(list) >= addAtOnce; list = list[addAtOnce:] {
+			if _, err := many.ExecContext(ctx, artifactValues(list[:addAtOnce], datasets)...); err != nil {
+				return err
+			}
+		}
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	_, err := tx.ExecContext(ctx, query(len(list)), artifactValues(list, datasets)...)
+	return err
+}
+
+// artifactValues are the columns of artifacts, one row after the other.
+func artifactValues(list []artifact.Artifact, datasets string) (values []any) {
 	for i := range list {
 		a := &list[i]
-		args = append(args, a.ID, a.Tenant, a.Name, a.Path, a.MIME, a.Size, a.SHA256, micros(a.Created), micros(a.Expires),
+		values = append(values, a.ID, a.Tenant, a.Name, a.Path, a.MIME, a.Size, a.SHA256, micros(a.Created), micros(a.Expires),
 			a.Session, a.Key, a.Sandbox, a.Run, a.Cell, a.ToolCall, a.Source, datasets)
 	}
-	_, err := tx.ExecContext(ctx, addArtifactQuery+strings.Repeat(", "+oneArtifact, len(list)-1), args...)
-	return err
+	return values
 }
 
 // sums are what is kept by tenant and session; session "" is all of a tenant.
@@ -126,8 +150,11 @@ func (s sums) note(tenant, session string, bytes int64, files int) {
 	}
 }
 
+// write changes them in the same order as everybody else, who would otherwise be in the way.
 func (s sums) write(ctx context.Context, tx *sql.Tx) error {
-	for name, sum := range s {
+	names := slices.SortedFunc(maps.Keys(s), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) })
+	for _, name := range names {
+		sum := s[name]
 		if _, err := tx.ExecContext(ctx, sumQuery, name[0], name[1], sum.bytes, sum.files); err != nil {
 			return err
 		}
@@ -232,7 +259,8 @@ func (s *Store) removeArtifacts(ctx context.Context, query string, args ...any) 
 			return err
 		}
 		defer rows.Close()
-		change, lists := sums{}, map[artifact.Ref]bool{}
+		change, lists := sums{}, map[string][]string{} // digests by tenant
+		refs = nil
 		for rows.Next() {
 			var r artifact.Ref
 			var session, datasets string
@@ -243,20 +271,37 @@ func (s *Store) removeArtifacts(ctx context.Context, query string, args ...any) 
 			refs = append(refs, r)
 			change.note(r.Tenant, session, -size, -1)
 			if datasets != "" {
-				lists[artifact.Ref{Tenant: r.Tenant, SHA256: datasets}] = true
+				lists[r.Tenant] = append(lists[r.Tenant], datasets)
 			}
 		}
 		if err := errors.Join(rows.Err(), rows.Close()); err != nil || len(refs) == 0 {
 			return err
 		}
-		for list := range lists {
-			if _, err := tx.ExecContext(ctx, dropDatasetsQuery, list.Tenant, list.SHA256); err != nil {
-				return err
-			}
+		if err := s.dropDatasets(ctx, tx, lists); err != nil {
+			return err
 		}
 		return change.write(ctx, tx)
 	})
 	return refs, err
+}
+
+// listsOf is the turn of those who add and drop a tenant's lists of datasets.
+const listsOf = "lists of "
+
+// dropDatasets drops lists that nothing names any more.
+func (s *Store) dropDatasets(ctx context.Context, tx *sql.Tx, lists map[string][]string) error {
+	for _, tenant := range slices.Sorted(maps.Keys(lists)) {
+		if err := s.turn(ctx, tx, listsOf+tenant); err != nil {
+			return err
+		}
+		slices.Sort(lists[tenant])
+		for _, digest := range slices.Compact(lists[tenant]) {
+			if _, err := tx.ExecContext(ctx, dropDatasetsQuery, tenant, digest); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // LastArtifact is the number of the one that was added last; 0: there was none.
@@ -269,7 +314,7 @@ func (s *Store) LastArtifact(ctx context.Context) (last int64, err error) {
 
 // SettleArtifacts notes that the blobs of all up to that number outlive a loss of power.
 func (s *Store) SettleArtifacts(ctx context.Context, last int64) error {
-	if _, err := s.w.ExecContext(ctx, `UPDATE artifact_settled SET seq = max(seq, ?)`, last); err != nil {
+	if _, err := s.change(ctx, `UPDATE artifact_settled SET seq = ?1 WHERE seq < ?1`, last); err != nil {
 		return fmt.Errorf("settle artifacts: %w", err)
 	}
 	return nil
@@ -353,6 +398,9 @@ func (s *Store) LinkKeys(ctx context.Context) ([]artifact.LinkKey, error) {
 // RotateLinkKey adds a key and sets until when the others count. With only, it does so only where none signs yet.
 func (s *Store) RotateLinkKey(ctx context.Context, k artifact.LinkKey, others time.Time, only bool) error {
 	err := s.inTx(ctx, func(tx *sql.Tx) error {
+		if err := s.turn(ctx, tx, "link keys"); err != nil {
+			return err
+		}
 		if only {
 			var signs bool
 			if err := tx.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM link_keys WHERE until = 0)`).Scan(&signs); err != nil || signs {
@@ -372,7 +420,7 @@ func (s *Store) RotateLinkKey(ctx context.Context, k artifact.LinkKey, others ti
 
 // DropLinkKeys removes keys that do not count any more.
 func (s *Store) DropLinkKeys(ctx context.Context, now time.Time) error {
-	if _, err := s.w.ExecContext(ctx, `DELETE FROM link_keys WHERE until > 0 AND until <= ?`, micros(now)); err != nil {
+	if _, err := s.change(ctx, `DELETE FROM link_keys WHERE until > 0 AND until <= ?`, micros(now)); err != nil {
 		return fmt.Errorf("drop link keys: %w", err)
 	}
 	return nil

@@ -18,13 +18,13 @@ const (
 	datasetsQuery   = `SELECT ` + datasetColumns + ` FROM datasets WHERE session = ?1 AND (?2 = '' OR tenant = ?2) ORDER BY id`
 	datasetQuery    = `SELECT ` + datasetColumns + ` FROM datasets WHERE session = ?1 AND id = ?2 AND tenant = ?3`
 	putDatasetQuery = `INSERT INTO datasets (` + datasetColumns + `) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
-		ON CONFLICT (session, id) DO UPDATE SET file = ?4, status = ?5, path = ?6, size = ?7, sha256 = ?8, error = ?9, updated = ?10 WHERE tenant = ?3`
+		ON CONFLICT (session, id) DO UPDATE SET file = ?4, status = ?5, path = ?6, size = ?7, sha256 = ?8, error = ?9, updated = ?10 WHERE datasets.tenant = ?3`
 	placeDatasetQuery = `UPDATE datasets SET path = ?1 WHERE session = ?2 AND id = ?3 AND sha256 = ?4 AND file = ?5`
 	failDatasetsQuery = `UPDATE datasets SET status = 'failed', error = ?1, updated = ?2
 		WHERE status = 'staging' AND (?3 = '' OR session = ?3 AND id = ?4)`
 	deleteDatasetQuery  = `DELETE FROM datasets WHERE session = ?1 AND id = ?2 AND tenant = ?3`
 	forgetDatasetsQuery = `DELETE FROM datasets WHERE session = ?1`
-	datasetBytesQuery   = `SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT sha256, size FROM datasets WHERE tenant = ?1 AND sha256 <> '')`
+	datasetBytesQuery   = `SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT sha256, size FROM datasets WHERE tenant = ?1 AND sha256 <> '') AS content`
 )
 
 // Datasets are those of a session, by id; with no tenant, whoever's it is.
@@ -55,7 +55,7 @@ func (s *Store) Dataset(ctx context.Context, tenant, session, id string) (datase
 
 // PutDataset makes or changes one; a file that another of the session has is fault.Conflict.
 func (s *Store) PutDataset(ctx context.Context, d dataset.Dataset) error {
-	err := s.change(ctx, putDatasetQuery, d.Session, d.ID, d.Tenant, d.File, string(d.Status), d.Path, d.Size, d.SHA256, d.Error, micros(d.Updated))
+	_, err := s.change(ctx, putDatasetQuery, d.Session, d.ID, d.Tenant, d.File, string(d.Status), d.Path, d.Size, d.SHA256, d.Error, micros(d.Updated))
 	if conflict(err) {
 		return fault.Wrap(fault.Conflict, err, "another dataset of this session has the file name %s", d.File)
 	}
@@ -67,7 +67,7 @@ func (s *Store) PutDataset(ctx context.Context, d dataset.Dataset) error {
 
 // PlaceDataset changes the path of one, if it still has the same content.
 func (s *Store) PlaceDataset(ctx context.Context, d dataset.Dataset) error {
-	if err := s.change(ctx, placeDatasetQuery, d.Path, d.Session, d.ID, d.SHA256, d.File); err != nil {
+	if _, err := s.change(ctx, placeDatasetQuery, d.Path, d.Session, d.ID, d.SHA256, d.File); err != nil {
 		return fmt.Errorf("place dataset: %w", err)
 	}
 	return nil
@@ -75,7 +75,7 @@ func (s *Store) PlaceDataset(ctx context.Context, d dataset.Dataset) error {
 
 // FailDatasets marks what is being staged as failed: one, or all there are for an empty session.
 func (s *Store) FailDatasets(ctx context.Context, session, id, why string, now time.Time) error {
-	if err := s.change(ctx, failDatasetsQuery, why, micros(now), session, id); err != nil {
+	if _, err := s.change(ctx, failDatasetsQuery, why, micros(now), session, id); err != nil {
 		return fmt.Errorf("fail datasets: %w", err)
 	}
 	return nil
@@ -83,7 +83,7 @@ func (s *Store) FailDatasets(ctx context.Context, session, id, why string, now t
 
 // DeleteDataset deletes one; one that is not there is deleted already.
 func (s *Store) DeleteDataset(ctx context.Context, tenant, session, id string) error {
-	if err := s.change(ctx, deleteDatasetQuery, session, id, tenant); err != nil {
+	if _, err := s.change(ctx, deleteDatasetQuery, session, id, tenant); err != nil {
 		return fmt.Errorf("delete dataset: %w", err)
 	}
 	return nil
@@ -91,7 +91,7 @@ func (s *Store) DeleteDataset(ctx context.Context, tenant, session, id string) e
 
 // ForgetDatasets deletes all of a session's.
 func (s *Store) ForgetDatasets(ctx context.Context, session string) error {
-	if err := s.change(ctx, forgetDatasetsQuery, session); err != nil {
+	if _, err := s.change(ctx, forgetDatasetsQuery, session); err != nil {
 		return fmt.Errorf("forget datasets: %w", err)
 	}
 	return nil
@@ -103,14 +103,6 @@ func (s *Store) DatasetBytes(ctx context.Context, tenant string) (bytes int64, e
 		return 0, fmt.Errorf("size of datasets: %w", err)
 	}
 	return bytes, nil
-}
-
-// change is one statement in a transaction of its own.
-func (s *Store) change(ctx context.Context, query string, args ...any) error {
-	return s.inTx(ctx, func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, query, args...)
-		return err
-	})
 }
 
 func scanDataset(from scanner) (d dataset.Dataset, err error) {

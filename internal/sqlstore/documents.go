@@ -34,11 +34,7 @@ func (s *Store) PutDocument(ctx context.Context, tenant, kind, id string, body [
 	if body == nil {
 		body = []byte{}
 	}
-	err := s.inTx(ctx, func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, putDocumentQuery, tenant, kind, id, body, micros(time.Now()))
-		return err
-	})
-	if err != nil {
+	if _, err := s.change(ctx, putDocumentQuery, tenant, kind, id, body, micros(time.Now())); err != nil {
 		return fmt.Errorf("put document: %w", err)
 	}
 	return nil
@@ -87,11 +83,7 @@ func (s *Store) DocumentOwners(ctx context.Context, kind string) ([]string, erro
 
 // DeleteDocument removes a document; one that is not there is fault.NotFound.
 func (s *Store) DeleteDocument(ctx context.Context, tenant, kind, id string) error {
-	result, err := s.w.ExecContext(ctx, deleteDocumentQuery, tenant, kind, id)
-	if err != nil {
-		return fmt.Errorf("delete document: %w", err)
-	}
-	n, err := result.RowsAffected()
+	n, err := s.change(ctx, deleteDocumentQuery, tenant, kind, id)
 	if err != nil {
 		return fmt.Errorf("delete document: %w", err)
 	}

@@ -15,12 +15,12 @@ const keyColumns = `id, tenant, name, hash, prefix, admin, created_at, revoked_a
 
 const (
 	keyByHashQuery = `SELECT ` + keyColumns + ` FROM keys WHERE hash = ?1`
-	touchKeyQuery  = `UPDATE keys SET last_used = max(last_used, ?2) WHERE id = ?1`
+	touchKeyQuery  = `UPDATE keys SET last_used = CASE WHEN last_used < ?2 THEN ?2 ELSE last_used END WHERE id = ?1`
 )
 
 // InsertKey adds a key.
 func (s *Store) InsertKey(ctx context.Context, r auth.KeyRecord) error {
-	_, err := s.w.ExecContext(ctx, `INSERT INTO keys (`+keyColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+	_, err := s.change(ctx, `INSERT INTO keys (`+keyColumns+`) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
 		r.ID, r.Tenant, r.Name, r.Hash, r.Prefix, r.Admin, micros(r.CreatedAt), micros(r.RevokedAt), micros(r.LastUsed))
 	if conflict(err) {
 		return fault.Wrap(fault.Conflict, err, "the key is there already")
@@ -59,13 +59,9 @@ func (s *Store) ListKeys(ctx context.Context, tenant string) ([]auth.KeyRecord, 
 
 // RevokeKey marks a tenant's key; one revoked before keeps its time.
 func (s *Store) RevokeKey(ctx context.Context, tenant, id string, at time.Time) error {
-	result, err := s.w.ExecContext(ctx,
+	n, err := s.change(ctx,
 		`UPDATE keys SET revoked_at = CASE revoked_at WHEN 0 THEN ? ELSE revoked_at END WHERE tenant = ? AND id = ?`,
 		micros(at), tenant, id)
-	if err != nil {
-		return fmt.Errorf("revoke key: %w", err)
-	}
-	n, err := result.RowsAffected()
 	if err != nil {
 		return fmt.Errorf("revoke key: %w", err)
 	}

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -17,21 +19,33 @@ import (
 const columns = `id, tenant, template, template_digest, key, idempotency_key, spec_digest, boot_id, state,
 	created_at, started_at, deadline, ended_at, last_used, idle_timeout, limits, metadata, network, storage,
 	cause, cause_message, usage, forked_from, auto_resume, idle_action, paused_at, unspent,
-	annotations, deadline_action, cold_pause, cold, resume_lifetime, mounts`
+	annotations, deadline_action, cold_pause, cold, resume_lifetime, mounts, server`
 
 const (
 	insertQuery = `INSERT INTO sandboxes (` + columns + `)
 		VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22,
-		?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33)`
-	// What never changes in a life is not written again; the arguments are those of insertQuery.
-	saveQuery = `UPDATE sandboxes SET boot_id = ?8, state = ?9, started_at = ?11, deadline = ?12, ended_at = ?13,
-		last_used = ?14, idle_timeout = ?15, limits = ?16, metadata = ?17, network = ?18, cause = ?20,
-		cause_message = ?21, usage = ?22, auto_resume = ?24, paused_at = ?26, unspent = ?27, annotations = ?28, cold = ?31
-		WHERE id = ?1 AND state <> 'ended'`
-	stateQuery = `SELECT state FROM sandboxes WHERE id = ?1`
+		?23, ?24, ?25, ?26, ?27, ?28, ?29, ?30, ?31, ?32, ?33, ?34)`
+	stateQuery = `SELECT state, server FROM sandboxes WHERE id = ?1`
 	getQuery   = `SELECT ` + columns + ` FROM sandboxes WHERE id = ?1`
 	eventQuery = `INSERT INTO events (sandbox, tenant, type, at, deadline, cause, message) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)`
 )
+
+// saveQuery writes what can change in a life; the rest is not written again.
+var saveQuery, saved = saving("boot_id", "state", "started_at", "deadline", "ended_at", "last_used", "idle_timeout", "limits", "metadata",
+	"network", "cause", "cause_message", "usage", "auto_resume", "paused_at", "unspent", "annotations", "cold")
+
+// saving makes the query that changes these columns, and finds the places of its arguments among those of insertQuery. The id
+// and the server come first: one that a sandbox does not belong to any more changes nothing.
+func saving(names ...string) (query string, places []int) {
+	all := strings.Fields(strings.ReplaceAll(columns, ",", ""))
+	places = append(places, slices.Index(all, "id"), slices.Index(all, "server"))
+	var sets []string
+	for i, name := range names {
+		places = append(places, slices.Index(all, name))
+		sets = append(sets, fmt.Sprintf("%s = ?%d", name, i+3))
+	}
+	return "UPDATE sandboxes SET " + strings.Join(sets, ", ") + " WHERE id = ?1 AND server = ?2 AND state <> 'ended'", places
+}
 
 // Insert adds a sandbox with its first events.
 func (s *Store) Insert(ctx context.Context, r sandbox.Record, events ...sandbox.LifecycleEvent) error {
@@ -40,9 +54,11 @@ func (s *Store) Insert(ctx context.Context, r sandbox.Record, events ...sandbox.
 
 // InsertAll adds sandboxes, all or none.
 func (s *Store) InsertAll(ctx context.Context, entries []sandbox.Entry) error {
-	err := s.writeAll(ctx, entries, func(tx *sql.Tx, _ string, args []any) error {
-		_, err := tx.StmtContext(ctx, s.stmts.insert).ExecContext(ctx, args...)
-		return err
+	err := s.writeAll(ctx, entries, func(tx *sql.Tx, r sandbox.Record, args []any) error {
+		if _, err := tx.StmtContext(ctx, s.stmts.insert).ExecContext(ctx, args...); err != nil {
+			return err
+		}
+		return s.withinQuota(ctx, tx, r)
 	})
 	if conflict(err) {
 		return fault.Wrap(fault.Conflict, err, "a living sandbox has the same id, key or idempotency key")
@@ -60,13 +76,17 @@ func (s *Store) Save(ctx context.Context, r sandbox.Record, events ...sandbox.Li
 
 // SaveAll replaces living sandboxes, all or none.
 func (s *Store) SaveAll(ctx context.Context, entries []sandbox.Entry) error {
-	err := s.writeAll(ctx, entries, func(tx *sql.Tx, id string, args []any) error {
-		result, err := tx.StmtContext(ctx, s.stmts.save).ExecContext(ctx, args...)
+	err := s.writeAll(ctx, entries, func(tx *sql.Tx, r sandbox.Record, args []any) error {
+		changed := make([]any, len(saved))
+		for i, place := range saved {
+			changed[i] = args[place]
+		}
+		result, err := tx.StmtContext(ctx, s.stmts.save).ExecContext(ctx, changed...)
 		if err != nil {
 			return err
 		}
 		if n, err := result.RowsAffected(); err != nil || n == 0 {
-			return errors.Join(err, s.whyUnsaved(ctx, tx, id))
+			return errors.Join(err, s.whyUnsaved(ctx, tx, r.ID))
 		}
 		return nil
 	})
@@ -76,8 +96,9 @@ func (s *Store) SaveAll(ctx context.Context, entries []sandbox.Entry) error {
 	return nil
 }
 
-// writeAll writes rows and then their events in one transaction.
-func (s *Store) writeAll(ctx context.Context, entries []sandbox.Entry, write func(tx *sql.Tx, id string, args []any) error) error {
+// writeAll writes rows and then their events in one transaction: whoever adds events of a tenant keeps others from doing so
+// until the commit, so they come last, and tenants in the same order for everybody.
+func (s *Store) writeAll(ctx context.Context, entries []sandbox.Entry, write func(tx *sql.Tx, r sandbox.Record, args []any) error) error {
 	rows := make([][]any, len(entries))
 	for i, e := range entries {
 		var err error
@@ -85,27 +106,33 @@ func (s *Store) writeAll(ctx context.Context, entries []sandbox.Entry, write fun
 			return err
 		}
 	}
+	var events []sandbox.LifecycleEvent
+	for _, e := range entries {
+		events = append(events, e.Events...)
+	}
+	slices.SortStableFunc(events, func(a, b sandbox.LifecycleEvent) int { return strings.Compare(a.Tenant, b.Tenant) })
 	return s.inTx(ctx, func(tx *sql.Tx) error {
 		for i, e := range entries {
-			if err := write(tx, e.Record.ID, rows[i]); err != nil {
-				return err
-			}
-			if err := s.addEvents(ctx, tx, e.Events); err != nil {
+			if err := write(tx, e.Record, rows[i]); err != nil {
 				return err
 			}
 		}
-		return nil
+		return s.addEvents(ctx, tx, events)
 	})
 }
 
 func (s *Store) whyUnsaved(ctx context.Context, tx *sql.Tx, id string) error {
 	var state sandbox.State
-	err := tx.StmtContext(ctx, s.stmts.state).QueryRowContext(ctx, id).Scan(&state)
+	var server string
+	err := tx.StmtContext(ctx, s.stmts.state).QueryRowContext(ctx, id).Scan(&state, &server)
 	if errors.Is(err, sql.ErrNoRows) {
 		return fault.New(fault.NotFound, "there is no sandbox %q", id)
 	}
 	if err != nil {
 		return err
+	}
+	if state != sandbox.StateEnded {
+		return fault.Wrap(fault.Unavailable, sandbox.ErrMoved, "sandbox %s belongs to another server now; try again", id)
 	}
 	return fault.New(fault.Conflict, "sandbox %s has ended", id)
 }
@@ -154,7 +181,7 @@ func (s *Store) List(ctx context.Context, tenant string, q sandbox.ListQuery) (s
 	if limit <= 0 {
 		limit = sandbox.DefaultPage
 	}
-	where, args, err := listWhere(tenant, q)
+	where, args, err := s.listWhere(tenant, q)
 	if err != nil {
 		return sandbox.Page{}, err
 	}
@@ -192,7 +219,7 @@ func parseCursor(cursor string) (at int64, id string, err error) {
 	return at, id, nil
 }
 
-func listWhere(tenant string, q sandbox.ListQuery) (where string, args []any, err error) {
+func (s *Store) listWhere(tenant string, q sandbox.ListQuery) (where string, args []any, err error) {
 	terms, args := []string{"tenant = ?"}, []any{tenant}
 	add := func(term string, values ...any) {
 		terms = append(terms, term)
@@ -234,29 +261,34 @@ func listWhere(tenant string, q sandbox.ListQuery) (where string, args []any, er
 	case q.TemplateIn == "":
 		add("template = ?", q.Template)
 	default:
-		add("COALESCE((SELECT t.value FROM json_each(annotations) AS t WHERE t.key = ?), template) = ?", q.TemplateIn, q.Template)
+		add("coalesce("+s.field("annotations")+", template) = ?", q.TemplateIn, q.Template)
 	}
 	if q.Key != "" {
 		add("key = ?", q.Key)
 	}
 	if q.Without != "" {
-		add("NOT EXISTS (SELECT 1 FROM json_each(annotations) AS a WHERE a.key = ?)", q.Without)
+		add(s.field("annotations")+" IS NULL", q.Without)
 	}
-	for k, v := range q.Metadata {
-		add("EXISTS (SELECT 1 FROM json_each(metadata) AS m WHERE m.key = ? AND m.value = ?)", k, v)
+	for _, k := range slices.Sorted(maps.Keys(q.Metadata)) {
+		add(s.field("metadata")+" = ?", k, q.Metadata[k])
 	}
 	return strings.Join(terms, " AND "), args, nil
 }
 
-// Events returns a tenant's events after a sequence number, oldest first. There is one writer, so the order of
-// numbers is the order of commits.
+// Events returns a tenant's events after a sequence number, oldest first. The order of a tenant's numbers is the order of
+// commits: SQLite has one writer, and in Postgres a trigger gives them out, one transaction of a tenant after the other. So
+// whoever goes on after the last number misses nothing.
 func (s *Store) Events(ctx context.Context, tenant string, q sandbox.EventQuery, limit int) ([]sandbox.LifecycleEvent, error) {
 	where, args := "tenant = ? AND seq > ?", []any{tenant, q.After}
 	if q.Sandbox != "" {
 		where, args = where+" AND sandbox = ?", append(args, q.Sandbox)
 	}
+	order := "seq"
+	if q.Last {
+		order, limit = "seq DESC", 1
+	}
 	var events []sandbox.LifecycleEvent
-	err := s.query(ctx, `SELECT seq, sandbox, tenant, type, at, deadline, cause, message FROM events WHERE `+where+` ORDER BY seq LIMIT ?`,
+	err := s.query(ctx, `SELECT seq, sandbox, tenant, type, at, deadline, cause, message FROM events WHERE `+where+` ORDER BY `+order+` LIMIT ?`,
 		append(args, limit), func(rows *sql.Rows) error {
 			var e sandbox.LifecycleEvent
 			var at, deadline int64
@@ -291,6 +323,9 @@ func (s *Store) Prune(ctx context.Context, before time.Time) (total int, err err
 func (s *Store) pruneSome(ctx context.Context, before time.Time) (n int, err error) {
 	const chosen = `SELECT id FROM sandboxes WHERE state = 'ended' AND ended_at < ?1 ORDER BY ended_at, seq LIMIT ?2`
 	err = s.inTx(ctx, func(tx *sql.Tx) error {
+		if err := s.turn(ctx, tx, "prune"); err != nil { // both statements choose the same
+			return err
+		}
 		if _, err := tx.ExecContext(ctx, `DELETE FROM events WHERE sandbox IN (`+chosen+`)`, micros(before), pruneBatch); err != nil {
 			return err
 		}
@@ -305,22 +340,7 @@ func (s *Store) pruneSome(ctx context.Context, before time.Time) (n int, err err
 	return n, err
 }
 
-// query calls each for every row.
-func (s *Store) query(ctx context.Context, query string, args []any, each func(*sql.Rows) error) error {
-	rows, err := s.r.QueryContext(ctx, query, args...)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := each(rows); err != nil {
-			return err
-		}
-	}
-	return rows.Err()
-}
-
-// row is a record as the arguments of insertQuery and saveQuery.
+// row is a record as the arguments of insertQuery; saveQuery has some of them.
 func row(r sandbox.Record) ([]any, error) {
 	var texts [6]string
 	for i, v := range []any{r.Limits, r.Metadata, r.Network, r.Usage, r.Annotations, r.Mounts} {
@@ -328,18 +348,16 @@ func row(r sandbox.Record) ([]any, error) {
 		if err != nil {
 			return nil, fmt.Errorf("encode sandbox %s: %w", r.ID, err)
 		}
-		texts[i] = string(b)
+		texts[i] = withoutNUL(string(b))
 	}
 	return []any{
 		r.ID, r.Tenant, r.Template, r.TemplateDigest, r.Key, r.IdempotencyKey, r.SpecDigest, r.BootID, string(r.State),
 		micros(r.CreatedAt), micros(r.StartedAt), micros(r.Deadline), micros(r.EndedAt), micros(r.LastUsed), int64(r.IdleTimeout),
 		texts[0], texts[1], texts[2], string(r.Storage), string(r.Cause), r.CauseMessage, texts[3],
 		r.ForkedFrom, r.AutoResume, string(r.IdleAction), micros(r.PausedAt), int64(r.Unspent),
-		texts[4], string(r.DeadlineAction), r.ColdPause, r.Cold, int64(r.ResumeLifetime), texts[5],
+		texts[4], string(r.DeadlineAction), r.ColdPause, r.Cold, int64(r.ResumeLifetime), texts[5], r.Server,
 	}, nil
 }
-
-type scanner interface{ Scan(dest ...any) error }
 
 func scan(from scanner) (sandbox.Record, error) {
 	var r sandbox.Record
@@ -348,7 +366,7 @@ func scan(from scanner) (sandbox.Record, error) {
 	err := from.Scan(&r.ID, &r.Tenant, &r.Template, &r.TemplateDigest, &r.Key, &r.IdempotencyKey, &r.SpecDigest, &r.BootID, &r.State,
 		&created, &started, &deadline, &ended, &used, &idle, &limits, &metadata, &network, &r.Storage,
 		&r.Cause, &r.CauseMessage, &usage, &r.ForkedFrom, &r.AutoResume, &r.IdleAction, &paused, &r.Unspent,
-		&annotations, &r.DeadlineAction, &r.ColdPause, &r.Cold, &r.ResumeLifetime, &mounts)
+		&annotations, &r.DeadlineAction, &r.ColdPause, &r.Cold, &r.ResumeLifetime, &mounts, &r.Server)
 	if err != nil {
 		return sandbox.Record{}, err
 	}
@@ -364,4 +382,26 @@ func scan(from scanner) (sandbox.Record, error) {
 		}
 	}
 	return r, nil
+}
+
+// withoutNUL puts U+FFFD in the place of each NUL of a JSON text, as its encoder does with what is not UTF-8: one of them would
+// fail every listing of its tenant that looks into the column, since Postgres has no such text.
+func withoutNUL(text string) string {
+	if !strings.Contains(text, `\u0000`) {
+		return text
+	}
+	var b strings.Builder
+	for i := 0; i < len(text); i++ {
+		switch {
+		case text[i] != '\\':
+			b.WriteByte(text[i])
+		case strings.HasPrefix(text[i:], `\u0000`):
+			b.WriteString(`\ufffd`)
+			i += len(`\u0000`) - 1
+		default:
+			b.WriteString(text[i : i+2]) // an encoder ends no text with half an escape
+			i++
+		}
+	}
+	return b.String()
 }

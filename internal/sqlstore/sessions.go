@@ -27,7 +27,7 @@ const (
 	dropTextQuery = `UPDATE session_runs SET code = '', answer = NULL WHERE session = ?1 AND (code <> '' OR answer IS NOT NULL) AND cell <= (
 		SELECT cell FROM (
 			SELECT cell, sum(octet_length(code) + coalesce(octet_length(answer), 0)) OVER (ORDER BY cell DESC) AS bytes FROM session_runs WHERE session = ?1
-		) WHERE bytes > ?2 ORDER BY cell DESC LIMIT 1)`
+		) AS newer WHERE bytes > ?2 ORDER BY cell DESC LIMIT 1)`
 )
 
 // execer is a transaction, or the writer.
@@ -338,7 +338,7 @@ func (s *Store) Checkpoints(ctx context.Context, of string) ([]session.Checkpoin
 
 // AllCheckpoints are those of all sessions.
 func (s *Store) AllCheckpoints(ctx context.Context) ([]session.Checkpoint, error) {
-	return s.checkpointsWhere(ctx, "1")
+	return s.checkpointsWhere(ctx, "1 = 1")
 }
 
 func (s *Store) checkpointsWhere(ctx context.Context, where string, args ...any) (all []session.Checkpoint, err error) {

@@ -32,9 +32,7 @@ func open(t testing.TB, path string) *sqlstore.Store {
 	return s
 }
 
-func TestContract(t *testing.T) {
-	storetest.Run(t, func(t *testing.T) storetest.Store { return open(t, filepath.Join(t.TempDir(), "cove.db")) })
-}
+func TestContract(t *testing.T) { onEach(t, storetest.Run) }
 
 func record(id string) sandbox.Record {
 	return sandbox.Record{Sandbox: sandbox.Sandbox{
@@ -214,18 +212,22 @@ func TestCheckpoint(t *testing.T) {
 
 // The create path does one Insert and one Save.
 func BenchmarkCreatePath(b *testing.B) {
-	s := open(b, filepath.Join(b.TempDir(), "cove.db"))
-	i := 0
-	for b.Loop() {
-		i++
-		r := record(fmt.Sprintf("sb%d", i))
-		event := sandbox.LifecycleEvent{Sandbox: r.ID, Tenant: r.Tenant, Type: sandbox.LifecycleCreated, At: r.CreatedAt}
-		if err := s.Insert(b.Context(), r, event); err != nil {
-			b.Fatal(err)
-		}
-		r.State = sandbox.StateRunning
-		if err := s.Save(b.Context(), r, event); err != nil {
-			b.Fatal(err)
-		}
+	for name, open := range databases {
+		b.Run(name, func(b *testing.B) {
+			s := open(b)
+			i := 0
+			for b.Loop() {
+				i++
+				r := record(fmt.Sprintf("sb%d", i))
+				event := sandbox.LifecycleEvent{Sandbox: r.ID, Tenant: r.Tenant, Type: sandbox.LifecycleCreated, At: r.CreatedAt}
+				if err := s.Insert(b.Context(), r, event); err != nil {
+					b.Fatal(err)
+				}
+				r.State = sandbox.StateRunning
+				if err := s.Save(b.Context(), r, event); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }

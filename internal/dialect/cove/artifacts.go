@@ -34,7 +34,7 @@ type Runs interface {
 // SetRuns lets the API tell which code made an artifact. It is set before the API serves.
 func (a *API) SetRuns(r Runs) { a.runs = r }
 
-var errNoArtifacts = fault.New(fault.Unsupported, "this server has no artifacts")
+var errNoArtifacts = fault.New(fault.Unsupported, "this server has no artifacts: where there are several servers they need a volume that all of them have (server.shared_volume)")
 
 func (a *API) listArtifacts(c *call) error {
 	q := c.query()

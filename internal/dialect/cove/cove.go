@@ -66,15 +66,16 @@ type Templates interface {
 
 // API answers requests below Prefix.
 type API struct {
-	sandboxes Sandboxes
-	keys      Keys
-	templates Templates
-	images    Images    // nil: there are none
-	volumes   Volumes   // nil: there are none
-	snippets  Snippets  // nil: there are none
-	artifacts Artifacts // nil: there are none
-	runs      Runs      // nil: there are none
-	sessions  Sessions  // nil: there are none
+	sandboxes  Sandboxes
+	keys       Keys
+	templates  Templates
+	images     Images     // nil: there are none
+	volumes    Volumes    // nil: there are none
+	kubernetes Kubernetes // nil: there is none
+	snippets   Snippets   // nil: there are none
+	artifacts  Artifacts  // nil: there are none
+	runs       Runs       // nil: there are none
+	sessions   Sessions   // nil: there are none
 
 	datasets Datasets // nil: there are none
 

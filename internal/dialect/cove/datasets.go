@@ -21,7 +21,7 @@ type Datasets interface {
 // SetDatasets lets the API answer for data of sessions. It is set before the API serves.
 func (a *API) SetDatasets(d Datasets) { a.datasets = d }
 
-var errNoDatasets = fault.New(fault.Unsupported, "this server has no datasets")
+var errNoDatasets = fault.New(fault.Unsupported, "this server has no datasets: where there are several servers they need a volume that all of them have (server.shared_volume)")
 
 func (a *API) listDatasets(c *call) error {
 	if a.datasets == nil {

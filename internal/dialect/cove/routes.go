@@ -178,6 +178,9 @@ var routes = []route{
 	{method: "DELETE", path: "/registries/{registry}", name: "logout", tag: "images", summary: "Forget the password for a registry",
 		status: 204, handle: (*API).logout},
 
+	{method: "GET", path: "/kubernetes", name: "kubernetesAccess", tag: "keys", summary: "How kubectl and agent-sandbox's clients reach this server",
+		about: "`cove kubeconfig` makes a file of it.", status: 200, response: client.KubernetesAccess{}, handle: (*API).kubernetesAccess},
+
 	{method: "GET", path: "/volumes", name: "listVolumes", tag: "volumes", summary: "List your volumes",
 		status: 200, response: client.VolumeList{}, handle: (*API).listVolumes},
 	{method: "POST", path: "/volumes", name: "createVolume", tag: "volumes", summary: "Make a volume: files that outlive sandboxes",

@@ -36,7 +36,7 @@ type Sessions interface {
 // SetSessions lets the API answer for sessions. It is set before the API serves.
 func (a *API) SetSessions(s Sessions) { a.sessions = s }
 
-var errNoSessions = fault.New(fault.Unsupported, "this server has no sessions")
+var errNoSessions = fault.New(fault.Unsupported, "this server has no sessions: where there are several servers they need a volume that all of them have (server.shared_volume)")
 
 func (c *call) key() string { return c.r.PathValue("key") }
 

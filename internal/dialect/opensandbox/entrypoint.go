@@ -13,6 +13,7 @@ import (
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/auth"
 	"github.com/covehq/cove/internal/dialect/opensandbox/access"
+	"github.com/covehq/cove/internal/dialect/rawport"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
@@ -75,6 +76,9 @@ func (a *API) adopt(sb sandbox.Sandbox) {
 	f, err := access.Decode(sb)
 	if err != nil || f.Process == "" || sb.State != sandbox.StateRunning || a.creations.find(sb.Tenant, sb.ID) != nil {
 		return // of one that is being made the entrypoint may not have begun
+	}
+	if rawport.IsClosed(a.sandboxes.Stopped(sb.ID)) {
+		return // it is another server's
 	}
 	log, ok := a.mains.begin(sb.ID)
 	if !ok {
@@ -159,7 +163,7 @@ func (a *API) runs(who auth.Principal, id string) bool {
 	if err != nil {
 		return !fault.Is(err, fault.NotFound) && !fault.Is(err, fault.Gone)
 	}
-	return sb.State == sandbox.StateRunning
+	return sb.State == sandbox.StateRunning && !rawport.IsClosed(a.sandboxes.Stopped(id)) // else another server attaches
 }
 
 // hear reads what an entrypoint says until it ends, and then ends its sandbox, as a container ends. It is false when the

@@ -148,6 +148,12 @@ func (a *API) OnFailure(f func(context.Context, error)) { a.failed = f }
 // Open watches the entrypoints of the sandboxes that an earlier server has left running, and removes the volumes of those
 // that have ended since.
 func (a *API) Open() {
+	a.Adopt()
+	a.work.Go(a.sweepVolumes)
+}
+
+// Adopt sees to sandboxes that the domain has got from others.
+func (a *API) Adopt() {
 	a.sandboxes.Each(func(sb sandbox.Sandbox) bool {
 		if _, ours := sb.Annotations[access.Annotation]; ours {
 			a.attend(sb.Tenant)
@@ -156,7 +162,6 @@ func (a *API) Open() {
 		}
 		return true
 	})
-	a.work.Go(a.sweepVolumes)
 }
 
 // Close ends the work that outlives its callers and waits for it. Sandboxes and their entrypoints go on.

@@ -2,6 +2,8 @@ package storetest
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -17,6 +19,7 @@ func RunArtifacts(t *testing.T, open func(t *testing.T) artifact.Index) {
 	for name, claim := range map[string]func(*testing.T, artifact.Index){
 		"an artifact comes back as it was added":                     artifactRoundTrip,
 		"all are added or none":                                      artifactsWhole,
+		"many are added at once, in their order":                     artifactsMany,
 		"a listing has each once, newest first, and chooses":         artifactPages,
 		"sums follow what is added, removed and expires":             artifactSums,
 		"what expires goes in portions and tells its blobs":          artifactsExpire,
@@ -67,6 +70,21 @@ func artifactsWhole(t *testing.T, s artifact.Index) {
 	held, err := s.ArtifactsHeld(t.Context(), "acme", "s1")
 	must(t, err)
 	wantSame(t, held, artifact.Held{Tenant: 10, Session: 10, Files: 1})
+}
+
+func artifactsMany(t *testing.T, s artifact.Index) {
+	var list []artifact.Artifact
+	for i := range 130 {
+		list = append(list, someArtifact(i))
+	}
+	addAll(t, s, list...)
+	page, err := s.Artifacts(t.Context(), "acme", artifact.Query{Limit: len(list)})
+	must(t, err)
+	slices.Reverse(page.Artifacts)
+	wantSame(t, page.Artifacts, list)
+	held, err := s.ArtifactsHeld(t.Context(), "acme", "s1")
+	must(t, err)
+	wantSame(t, held, artifact.Held{Tenant: 1300, Session: 1300, Files: 130})
 }
 
 func artifactDatasets(t *testing.T, s artifact.Index) {
@@ -162,6 +180,7 @@ func artifactsExpire(t *testing.T, s artifact.Index) {
 		t.Helper()
 		refs, err := s.RemoveExpired(t.Context(), epoch.Add(after), limit)
 		must(t, err)
+		slices.SortFunc(refs, func(a, b artifact.Ref) int { return strings.Compare(a.SHA256, b.SHA256) })
 		return refs
 	}
 	if refs := expire(-time.Minute, 10); len(refs) != 0 {

@@ -28,6 +28,13 @@ type Store interface {
 	Documents(ctx context.Context, tenant, kind string) ([]sandbox.Document, error)
 	DocumentOwners(ctx context.Context, kind string) ([]string, error)
 	DeleteDocument(ctx context.Context, tenant, kind, id string) error
+
+	JoinServers(ctx context.Context, server sandbox.Server) error
+	LeaveServers(ctx context.Context, id string) error
+	Beat(ctx context.Context, id string, dead time.Duration) ([]sandbox.Server, []sandbox.Record, error)
+	Owner(ctx context.Context, id string) (string, error)
+	Secret(ctx context.Context, name string, fresh []byte) ([]byte, error)
+	SwapSecret(ctx context.Context, name string, old, fresh []byte) ([]byte, error)
 }
 
 // Run checks a store against the contract. Each call of open gives an empty one and sees to its end.
@@ -62,6 +69,15 @@ func Run(t *testing.T, open func(t *testing.T) Store) {
 		"a revoked key keeps its first time":                             revoke,
 		"another tenant's key cannot be revoked":                         revokeForeign,
 		"a tenant's keys are listed oldest first":                        listKeys,
+		"servers are listed oldest first until they leave":               servers,
+		"a server that is silent for too long is expelled":               expelled,
+		"who was away himself expels nobody":                             judge,
+		"what belongs to nobody is given to the first server, once":      inheritance,
+		"a server changes nothing that belongs to another":               fenced,
+		"a server that is alone gets everything":                         gather,
+		"a living sandbox is found by its key or its idempotency key":    holder,
+		"a tenant has no more sandboxes than it may have":                quota,
+		"a secret is the first server's":                                 secret,
 	} {
 		t.Run(name, func(t *testing.T) { claim(t, open(t)) })
 	}
@@ -84,7 +100,7 @@ func full(id string) sandbox.Record {
 			Storage: sandbox.StorageDurable,
 			Mounts:  []sandbox.Mount{{Kind: sandbox.MountVolume, Source: "data", SubPath: "a/b", Target: "/data", ReadOnly: true}},
 		},
-		IdempotencyKey: "idem-" + id, SpecDigest: "sha256:cd", BootID: "boot-1",
+		IdempotencyKey: "idem-" + id, SpecDigest: "sha256:cd", BootID: "boot-1", Server: "sv1",
 	}
 }
 
@@ -490,6 +506,9 @@ func events(t *testing.T, s Store) {
 	wantSame(t, read(sandbox.EventQuery{After: all[1].Seq}, 10), all[2:])
 	wantSame(t, read(sandbox.EventQuery{Sandbox: "sb2"}, 10), all[1:2])
 	wantSame(t, read(sandbox.EventQuery{Sandbox: "sb3"}, 10), nil)
+	wantSame(t, read(sandbox.EventQuery{Last: true}, 10), all[3:])
+	wantSame(t, read(sandbox.EventQuery{Last: true, Sandbox: "sb2"}, 10), all[1:2])
+	wantSame(t, read(sandbox.EventQuery{Last: true, After: all[3].Seq}, 10), nil)
 }
 
 func eventNumbers(t *testing.T, s Store) {

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"slices"
+
+	"github.com/covehq/cove/internal/policy"
 )
 
 // span is a closed range of IPv4 addresses.
@@ -24,23 +26,18 @@ func spanOf(p netip.Prefix) span {
 	return span{first, first | uint32(uint64(1)<<(32-p.Bits())-1)}
 }
 
-func spansOf(prefixes ...string) []span {
+func spansOf(prefixes []netip.Prefix) []span {
 	var spans []span
 	for _, p := range prefixes {
-		spans = append(spans, spanOf(netip.MustParsePrefix(p)))
+		spans = append(spans, spanOf(p))
 	}
 	return join(spans)
 }
 
-// neverPublic is what mode internet never reaches: this host's neighbourhood. The documentation networks
-// (192.0.2.0/24 and friends) are left out: labs and CI machines use them as if they were public.
-var neverPublic = spansOf("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
-	"192.0.0.0/24", "192.168.0.0/16", "198.18.0.0/15", "224.0.0.0/4", "240.0.0.0/4")
-
-// metadata is what no policy opens: it hands out the machine's credentials. AWS and most others answer in
-// 169.254.169.0/24, ECS and EKS in 169.254.170.0/24, Alibaba at 100.100.100.200, Azure's wire server at
-// 168.63.129.16 (a public address), Oracle Classic at 192.0.0.192. IPv6 (fd00:ec2::254) never leaves at all.
-var metadata = spansOf("169.254.169.0/24", "169.254.170.0/24", "100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32")
+var (
+	neverPublic = spansOf(policy.Private)
+	metadata    = spansOf(policy.Metadata)
+)
 
 // join sorts spans and merges those that touch: the kernel's interval sets refuse elements that overlap.
 func join(spans []span) []span {

@@ -1,0 +1,80 @@
+package agentsandbox
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/covehq/cove/internal/policy"
+)
+
+// networkOf is what may leave a template's sandboxes; nil: what the server says. A rule that cannot be carried out here opens
+// nothing: rather too little than what somebody meant to close. exact tells whether there was none of that kind.
+func networkOf(t *object) (n *policy.Network, exact bool) {
+	given, managed := t.spec()["networkPolicy"].(fields)
+	if !managed || text(t.spec(), "networkPolicyManagement") == "Unmanaged" {
+		return nil, true
+	}
+	n, exact = &policy.Network{Mode: policy.None}, true
+	for _, rule := range list(given, "egress") {
+		f, _ := rule.(fields)
+		to := list(f, "to")
+		if len(list(f, "ports")) > 0 {
+			exact = false
+			continue
+		}
+		if len(to) == 0 { // everywhere
+			n.Mode = policy.Internet
+		}
+		for _, peer := range to {
+			p, _ := peer.(fields)
+			exact = addPeer(n, inner(p, "ipBlock")) && exact
+		}
+	}
+	switch n.Mode {
+	case policy.Internet:
+		n.Allow = nil // everything is, already
+	case policy.List:
+	case policy.None:
+		n.Deny = nil
+	}
+	return n, exact && len(n.Allow) <= policy.MaxPrefixes && len(n.Deny) <= policy.MaxPrefixes
+}
+
+// addPeer opens a block of addresses, unless it is none that is open to sandboxes.
+func addPeer(n *policy.Network, block fields) (exact bool) {
+	p, err := netip.ParsePrefix(text(block, "cidr"))
+	if err != nil { // other Pods, of which there are none
+		return false
+	}
+	if p.Addr().Is6() { // of which nothing leaves a sandbox
+		return p.Bits() == 0
+	}
+	p = p.Masked()
+	switch {
+	case p.Bits() == 0:
+		n.Mode = policy.Internet
+	case slices.ContainsFunc(private, p.Overlaps):
+		return false
+	case n.Mode == policy.None:
+		n.Mode = policy.List
+	}
+	if p.Bits() > 0 {
+		n.Allow = append(n.Allow, p)
+	}
+	for _, v := range list(block, "except") {
+		s, _ := v.(string)
+		except, err := netip.ParsePrefix(s)
+		if err != nil || !except.Addr().Is4() {
+			return false
+		}
+		n.Deny = append(n.Deny, except.Masked())
+	}
+	return true
+}
+
+// private are addresses that no template opens.
+var private = []netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("100.64.0.0/10"),
+	netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("172.16.0.0/12"),
+	netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("224.0.0.0/3"),
+}

@@ -1,0 +1,23 @@
+package runtime
+
+// At makes a runtime whose home is elsewhere: the sandboxes of tests have no root of their own.
+func (rt *Runtime) At(dir string) *Runtime {
+	rt.home = dir
+	return rt
+}
+
+// Disposition is what a part's header says.
+func Disposition(header string) (name, filename string) {
+	d := parseDisposition(header)
+	return d.name, d.filename
+}
+
+// Runs is how many commands are known.
+func (rt *Runtime) Runs() int {
+	rt.runs.mu.Lock()
+	defer rt.runs.mu.Unlock()
+	return rt.runs.count
+}
+
+// Kept is how many bytes of output are.
+func (rt *Runtime) Kept() int64 { return rt.shelves.all.taken.Load() }

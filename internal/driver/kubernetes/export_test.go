@@ -1,0 +1,68 @@
+package kubernetes
+
+import (
+	"context"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+
+	"github.com/covehq/cove/internal/policy"
+	"github.com/covehq/cove/internal/sandbox"
+)
+
+// Claim is the part of Start before anybody speaks to the Pod; empty when no Pod waits.
+func (d *Driver) Claim(ctx context.Context, template, id string) (string, error) {
+	pod, err := d.claim(ctx, d.kinds[template], sandbox.StartRequest{ID: id, Tenant: "t1"})
+	if pod == nil {
+		return "", err
+	}
+	return pod.Name, err
+}
+
+// Pod is what the driver would make for a template.
+func (d *Driver) Pod(template string) (*corev1.Pod, error) {
+	k := d.kinds[template]
+	return d.pod(k, podRequest{name: podName(k.name), labels: map[string]string{labelState: stateIdle}, limits: k.limits()})
+}
+
+// EndOf says how a Pod ended.
+func EndOf(pod *corev1.Pod) sandbox.Ended { return endOf(pod) }
+
+// Egress is what a policy becomes, one range in a word: 0.0.0.0/0-10.0.0.0/8.
+func Egress(n policy.Network) (list []string) {
+	for _, rule := range egress(n) {
+		for _, to := range rule.To {
+			list = append(list, strings.Join(append([]string{to.IPBlock.CIDR}, to.IPBlock.Except...), "-"))
+		}
+	}
+	return list
+}
+
+// PolicyAll is the one for all Pods.
+func (d *Driver) PolicyAll() *networkingv1.NetworkPolicy { return d.policyAll() }
+
+// Leads reports whether this server keeps the pools.
+func (d *Driver) Leads() bool { return d.lease.leads() }
+
+// Lapse makes the last sign of this server's leadership an old one.
+func (d *Driver) Lapse() {
+	d.lease.mu.Lock()
+	defer d.lease.mu.Unlock()
+	d.lease.renewed = d.lease.renewed.Add(-leaseGiven)
+}
+
+// Asked is how many claimed Pods were asked whether they are sandboxes and did not say so.
+func (d *Driver) Asked() (n int) {
+	d.keeper.mu.Lock()
+	defer d.keeper.mu.Unlock()
+	for _, at := range d.keeper.booted {
+		if !at.IsZero() {
+			n++
+		}
+	}
+	return n
+}
+
+// Digest is a template's.
+func (d *Driver) Digest(template string) string { return d.kinds[template].digest }
