@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -30,13 +31,31 @@ func testCache() (string, error) {
 }
 
 // venv gives a virtual environment with the packages of a lock file, all of them by their hashes.
-func venv(name, lock string) (string, error) {
+func venv(name, lock string) (string, error) { return venvBy("python3", name, lock) }
+
+// venvBy makes it with a Python of one's choice.
+func venvBy(python, name, lock string) (string, error) {
 	return installed(name, lock, func(dir, lock string) [][]string {
 		return [][]string{
-			{"python3", "-m", "venv", dir},
+			{python, "-m", "venv", dir},
 			{filepath.Join(dir, "bin", "pip"), "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "-r", lock},
 		}
 	})
+}
+
+// newerPython finds a Python of 3.12 or later, which some packages need and a stable distribution may not have.
+func newerPython() (string, error) {
+	candidates := []string{"python3", "python3.12", "python3.13", "python3.14"}
+	if home, err := os.UserHomeDir(); err == nil {
+		more, _ := filepath.Glob(filepath.Join(home, ".pyenv", "versions", "3.1[2-9]*", "bin", "python3")) // the pattern is a good one
+		candidates = append(candidates, more...)
+	}
+	for _, python := range candidates {
+		if exec.Command(python, "-c", "import sys, venv; sys.exit(sys.version_info < (3, 12))").Run() == nil {
+			return python, nil
+		}
+	}
+	return "", errors.New("no Python of 3.12 or later is here")
 }
 
 // nodeModules gives the node_modules of a package-lock.json, by the Node.js that a virtual environment has.

@@ -18,9 +18,11 @@ const module = "github.com/covehq/cove/"
 
 // roots are where the tests of a suite's report are, by the name of the report.
 var roots = map[string]string{
-	"e2b":         "e2e/e2b/python/",
-	"opensandbox": "e2e/opensandbox/python/",
-	"python":      "python/",
+	"agentsandbox":           "e2e/agentsandbox/python/",
+	"agentsandbox-langchain": "e2e/agentsandbox/langchain/",
+	"e2b":                    "e2e/e2b/python/",
+	"opensandbox":            "e2e/opensandbox/python/",
+	"python":                 "python/",
 }
 
 // ReadOutcomes reads every report in a directory: what `go test -json` wrote (*.json), and the lines that pytest wrote (*.jsonl).

@@ -34,7 +34,9 @@ def note(path, sdk, item, call, report):
     if not path or not (report.when == "call" or (report.when == "setup" and not report.passed)):
         return
     why = ""
-    if report.skipped:
+    if hasattr(report, "wasxfail"):
+        why = report.wasxfail
+    elif report.skipped:
         why = report.longrepr[2].removeprefix("Skipped: ")
     elif report.failed and call.excinfo is not None:
         why = f"{call.excinfo.type.__name__}: {str(call.excinfo.value).strip()}".splitlines()[0][:200]

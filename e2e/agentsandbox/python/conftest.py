@@ -1,0 +1,73 @@
+"""Fixtures of the suite. One set of tests drives three generations of the client, which differ in what a sandbox is made from."""
+
+import importlib.metadata
+import os
+import uuid
+
+import pytest
+from suite import aeventually, eventually, note  # noqa: F401 tests take the first two from here
+
+from k8s_agent_sandbox import SandboxClient
+from k8s_agent_sandbox.models import SandboxDirectConnectionConfig, SandboxLocalTunnelConnectionConfig
+
+VERSION = tuple(int(part) for part in importlib.metadata.version("k8s-agent-sandbox").split(".")[:2])
+POOL = "python-3.12"  # a name that the server maps to a template of its own
+NAMESPACE = "agent-sandboxes"
+WAY = os.environ.get("AGENT_SANDBOX_WAY", "direct")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        for mark in item.iter_markers("since"):
+            if VERSION < mark.args:
+                item.add_marker(pytest.mark.skip(reason="this client cannot do it"))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    reports = os.environ.get("AGENTSANDBOX_SUITE_REPORTS")
+    note(reports and f"{reports}/agentsandbox.jsonl", f"python-{VERSION[0]}.{VERSION[1]}-{WAY}", item, call, (yield).get_result())
+
+
+def config():
+    """How the suite's clients reach sandboxes."""
+    if WAY == "tunnel":
+        return SandboxLocalTunnelConnectionConfig()
+    return SandboxDirectConnectionConfig(api_url=os.environ["AGENT_SANDBOX_ROUTER_URL"])
+
+
+def new(client, pool=POOL, namespace=NAMESPACE, **options):
+    """Makes a sandbox as the client's version does it."""
+    if VERSION < (0, 5):
+        return client.create_sandbox(template=pool, namespace=namespace, **options)
+    return client.create_sandbox(warmpool=pool, namespace=namespace, **options)
+
+
+@pytest.fixture(scope="session")
+def way():
+    return WAY
+
+
+@pytest.fixture
+def client():
+    """A client of one test; what it made ends with it."""
+    c = SandboxClient(connection_config=config())
+    yield c
+    c.delete_all()
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    """A sandbox that the tests of a module share: they leave it as they found it."""
+    c = SandboxClient(connection_config=config())
+    yield new(c)
+    c.delete_all()
+
+
+@pytest.fixture
+def folder(sandbox):
+    """A directory of the shared sandbox for one test."""
+    path = f"/tmp/t{uuid.uuid4().hex[:12]}"
+    assert sandbox.commands.run(f"mkdir {path}").exit_code == 0
+    yield path
+    sandbox.commands.run(f"rm -rf {path}")
