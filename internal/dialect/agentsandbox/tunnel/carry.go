@@ -24,6 +24,7 @@ const (
 	halfFor      = 30 * time.Second // for which they wait for it
 	idleFor      = 4 * time.Hour    // without any stream
 	dialGrace    = 15 * time.Second
+	stallFor     = 2 * time.Minute // for which a port may take nothing of what waits for it
 	maxHeaders   = 32
 	maxHeaderLen = 1 << 10
 	maxBad       = 16       // streams that no client makes, after which it is not listened to any more
@@ -67,11 +68,12 @@ type pair struct {
 	timer     *time.Timer // while one is missing
 }
 
-// carry forwards connections until the client leaves or ctx is done.
-func carry(ctx context.Context, conn net.Conn, dial Dial) {
+// carry forwards connections until the client leaves, a port has taken nothing for too long, or ctx is done.
+func carry(ctx context.Context, conn net.Conn, dial Dial, stall time.Duration) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	spdyConn, err := spdystream.NewConnectionWithOptions(&frames{Conn: conn}, true, spdy.WithMaxHeaderCount(maxHeaders),
+	incoming := &frames{Conn: conn}
+	spdyConn, err := spdystream.NewConnectionWithOptions(incoming, true, spdy.WithMaxHeaderCount(maxHeaders),
 		spdy.WithMaxHeaderFieldSize(maxHeaderLen), spdy.WithMaxControlFramePayloadSize(maxControl))
 	if err != nil {
 		return
@@ -87,8 +89,27 @@ func carry(ctx context.Context, conn net.Conn, dial Dial) {
 		cancel()
 		t.letGo()
 	})
+	t.work.Go(func() { t.watch(incoming, stall) })
 	spdyConn.Serve(t.accept)
 	t.work.Wait()
+}
+
+// watch ends a tunnel that nobody reads from. While a port takes nothing and all room before it is used, nothing is read, and so
+// not even that the client has left: it would be kept for ever.
+func (t *tunnel) watch(incoming *frames, stall time.Duration) {
+	ticker := time.NewTicker(stall / 2)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-t.ctx.Done():
+			return
+		case <-ticker.C:
+			if incoming.unread() > stall {
+				t.cancel()
+				return
+			}
+		}
+	}
 }
 
 // letGo gives up the pairs that are not whole, and takes no others.

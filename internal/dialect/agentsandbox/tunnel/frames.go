@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"net"
+	"sync/atomic"
+	"time"
 )
 
 // frames is a connection on which every frame of SPDY is one that a client sends. Whoever reads them trusts what they say: makes
@@ -15,6 +17,17 @@ type frames struct {
 	have int                    // bytes of head that have come
 	left int                    // bytes of the frame's content that have not
 	next uint32                 // the least number of the next stream
+
+	since atomic.Int64 // when the last Read returned, in nanoseconds since 1970; 0 while one waits for the client
+}
+
+// unread is how long nobody has read.
+func (f *frames) unread() time.Duration {
+	since := f.since.Load()
+	if since == 0 {
+		return 0
+	}
+	return time.Since(time.Unix(0, since))
 }
 
 // A head says what a frame is, flags, and its length in the last three bytes. A new stream goes on with its number and that of
@@ -42,6 +55,8 @@ var (
 )
 
 func (f *frames) Read(p []byte) (int, error) {
+	f.since.Store(0)
+	defer func() { f.since.Store(time.Now().UnixNano()) }()
 	n, err := f.Conn.Read(p)
 	for rest := p[:n]; len(rest) > 0; {
 		if f.left > 0 {

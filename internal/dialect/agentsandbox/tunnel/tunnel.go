@@ -30,12 +30,14 @@ const handshakeGrace = 10 * time.Second
 
 // Serve upgrades a request for pods/portforward and connects each of its streams by dial. It returns when the tunnel has ended
 // and everything that it had opened is closed.
-func Serve(w http.ResponseWriter, r *http.Request, dial Dial) {
+func Serve(w http.ResponseWriter, r *http.Request, dial Dial) { serve(w, r, dial, stallFor) }
+
+func serve(w http.ResponseWriter, r *http.Request, dial Dial, stall time.Duration) {
 	switch {
 	case wants(r, "websocket") && r.Method == http.MethodGet:
-		serveWebSocket(w, r, dial)
+		serveWebSocket(w, r, dial, stall)
 	case wants(r, spdyUpgrade) && r.Method == http.MethodPost:
-		serveSPDY(w, r, dial)
+		serveSPDY(w, r, dial, stall)
 	default:
 		refuse(w, "port-forward needs a connection that is upgraded: POST with Upgrade: "+spdyUpgrade+", or a WebSocket with the protocol "+withinWebSocket)
 	}
@@ -58,7 +60,7 @@ func listed(h http.Header, name, word string) bool {
 	})
 }
 
-func serveSPDY(w http.ResponseWriter, r *http.Request, dial Dial) {
+func serveSPDY(w http.ResponseWriter, r *http.Request, dial Dial, stall time.Duration) {
 	if !listed(r.Header, headerProtocol, protocol) {
 		w.Header().Set("X-Accepted-Stream-Protocol-Versions", protocol)
 		refuse(w, "port-forward speaks "+protocol+" and no other version")
@@ -79,10 +81,10 @@ func serveSPDY(w http.ResponseWriter, r *http.Request, dial Dial) {
 	}
 	_ = conn.SetWriteDeadline(time.Time{})
 	// The request's context ends when its handler returns or its client leaves: hijacked connections are ours to watch.
-	carry(r.Context(), &begun{Conn: conn, first: buffered.Reader}, dial)
+	carry(r.Context(), &begun{Conn: conn, first: buffered.Reader}, dial, stall)
 }
 
-func serveWebSocket(w http.ResponseWriter, r *http.Request, dial Dial) {
+func serveWebSocket(w http.ResponseWriter, r *http.Request, dial Dial, stall time.Duration) {
 	if !listed(r.Header, "Sec-WebSocket-Protocol", withinWebSocket) {
 		refuse(w, "port-forward by WebSocket needs the protocol "+withinWebSocket)
 		return
@@ -94,7 +96,7 @@ func serveWebSocket(w http.ResponseWriter, r *http.Request, dial Dial) {
 		return // it has been answered
 	}
 	defer func() { _ = ws.CloseNow() }() // it may be closed
-	carry(r.Context(), websocket.NetConn(r.Context(), ws, websocket.MessageBinary), dial)
+	carry(r.Context(), websocket.NetConn(r.Context(), ws, websocket.MessageBinary), dial, stall)
 }
 
 // refuse answers a request that is not upgraded, as an API server does.

@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -237,7 +238,7 @@ func wait(t *testing.T, c <-chan struct{}, what string) {
 	}
 }
 
-// TestStalledPort has a port that takes nothing: the tunnel must end all the same.
+// TestStalledPort has a port that takes nothing, until nothing more goes into the tunnel: it must end all the same.
 func TestStalledPort(t *testing.T) {
 	held, release := make(chan struct{}, 1), make(chan struct{})
 	defer close(release)
@@ -245,15 +246,34 @@ func TestStalledPort(t *testing.T) {
 	served := make(chan struct{})
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		defer close(served)
-		tunnel.Serve(w, r, dialTo(stalled))
+		tunnel.ServeFor(w, r, dialTo(stalled), time.Second)
 	}))
 	t.Cleanup(s.Close)
 	address, stop := forward(t, ways["SPDY"](t, s))
 	c := dial(t, address)
-	go func() { _, _ = io.Copy(c, endless{}) }()
+	var sent atomic.Int64
+	go func() { _, _ = io.Copy(&counting{c, &sent}, endless{}) }()
 	wait(t, held, "the connection is there")
+	full := false
+	for before := int64(-1); !full; { // a tenth of a second in which nothing went in
+		now := sent.Load()
+		full, before = now == before && now > 0, now
+		<-time.After(100 * time.Millisecond)
+	}
 	stop()
 	wait(t, served, "the tunnel has ended")
+}
+
+// counting counts what was written.
+type counting struct {
+	io.Writer
+	bytes *atomic.Int64
+}
+
+func (c *counting) Write(p []byte) (int, error) {
+	n, err := c.Writer.Write(p)
+	c.bytes.Add(int64(n))
+	return n, err
 }
 
 type endless struct{}
