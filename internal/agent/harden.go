@@ -35,18 +35,23 @@ const sudoCaps = uint64(1<<capChown | 1<<capDACOverride | 1<<capFowner | 1<<capF
 const agentCaps = sudoCaps | 1<<capSysPtrace
 
 const (
-	prSetDumpable     = 4
-	prCapbsetRead     = 23
-	prCapbsetDrop     = 24
-	prCapAmbient      = 47
-	prAmbientClearAll = 4
-	capVersion3       = 0x20080522
+	prSetDumpable = 4
+	prCapbsetRead = 23
+	prCapbsetDrop = 24
+	capVersion3   = 0x20080522
 )
 
 // Harden makes the process fit to be PID 1 among code that nobody trusts: unreadable, with threads enough, and with no more
 // rights than it needs. no_new_privs and seccomp were installed by whoever executed us.
 func Harden() error {
-	makeThreads(spareThreads)
+	if err := giveUp(); err != nil {
+		return err
+	}
+	makeThreads(spareThreads) // they are born with what is left: before, each would have to be told
+	return nil
+}
+
+func giveUp() error {
 	os.Clearenv()
 	syscall.Umask(0o022)
 	// Whatever else was left open belongs to no command. Ours are close-on-exec from birth. It cannot fail since Linux 5.11.
@@ -62,14 +67,16 @@ func Harden() error {
 	if fd, err := openScore(); err == nil {
 		scoreFD = fd
 	}
-	if _, _, errno := syscall.AllThreadsSyscall(syscall.SYS_PRCTL, prSetDumpable, 0, 0); errno != 0 {
+	if _, _, errno := syscall.Syscall(syscall.SYS_PRCTL, prSetDumpable, 0, 0); errno != 0 { // of the memory, not of a thread
 		return fmt.Errorf("become undumpable: %w", errno)
 	}
 	if os.Geteuid() != 0 {
 		return nil // has no capabilities to give away, and no way to others
 	}
-	if err := syscall.Setgroups(nil); err != nil {
-		return fmt.Errorf("drop groups: %w", err)
+	if groups, err := syscall.Getgroups(); err != nil || len(groups) > 0 {
+		if err := syscall.Setgroups(nil); err != nil {
+			return fmt.Errorf("drop groups: %w", err)
+		}
 	}
 	return dropCaps()
 }
@@ -100,9 +107,7 @@ func dropCaps() error {
 			return fmt.Errorf("drop capability %d from the bounding set: %w", c, errno)
 		}
 	}
-	// Without inheritable capabilities, which go below, there are no ambient ones either.
-	_, _, _ = syscall.AllThreadsSyscall(syscall.SYS_PRCTL, prCapAmbient, prAmbientClearAll, 0)
-
+	// Ambient ones are inheritable, so they go with those.
 	header := struct{ version, pid uint32 }{capVersion3, 0}
 	var data [2]struct{ effective, permitted, inheritable uint32 }
 	if _, _, errno := syscall.Syscall(syscall.SYS_CAPGET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data)), 0); errno != 0 {

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"sync"
+	"time"
 
 	"github.com/covehq/cove/internal/agentapi"
 )
@@ -40,6 +41,7 @@ func Helper(argv []string) (status int, ok bool) {
 func serve() error {
 	runtime.GOMAXPROCS(2)  // it mostly waits; more threads would only cost memory
 	debug.SetGCPercent(25) // a heap of a megabyte, not four
+	time.Local = time.UTC  // and not what a file in the sandbox says
 	if err := Harden(); err != nil {
 		return err
 	}

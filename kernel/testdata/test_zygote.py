@@ -401,8 +401,19 @@ class Preloaded(Claims):
         self.assertGreater(with_it.ready["packed"], 200)
         self.assertLess(int(self.fork(maker=with_it).value(pages)), int(self.fork(maker=without).value(pages)))
 
+    def test_libraries_are_few_mappings(self):
+        count = "len([l for l in open('/proc/self/maps') if '.so' in l])"
+        joined, apart = self.zygote(preload=["pandas"]), self.zygote(preload=["pandas"], tune={"join": False})
+        self.assertEqual(apart.ready["joined"], 0)
+        self.assertGreater(joined.ready["joined"], 100)
+        one, other = self.fork(maker=joined), self.fork(maker=apart)
+        self.assertLess(int(one.value(count)), 0.6 * int(other.value(count)))
+        # Nothing became both writable and executable, and what is written to still belongs to one process.
+        self.assertEqual(one.value("[l for l in open('/proc/self/maps') if 'rwx' in l]"), "[]")
+        self.assertEqual(one.value("import pandas as pd; int(pd.DataFrame({'a': [1, 2]}).a.sum())"), "3")
+
     def test_each_optimisation_can_be_left_out(self):
-        for name in ("freeze", "warmup", "pack", "fill", "immortal", "arena", "collapse"):
+        for name in ("freeze", "warmup", "pack", "join", "fill", "immortal", "arena", "collapse"):
             with self.subTest(name):
                 maker = self.zygote(preload=["numpy"], tune={name: False})
                 self.assertEqual(maker.ready["type"], "ready", maker.ready)

@@ -575,8 +575,7 @@ func (g *Group) Remove() error {
 	var left []part
 	for _, p := range g.parts {
 		if slices.Contains(p.controllers, "memory") && g.root.version == V1 {
-			// Pages that stay charged would keep the dead group's accounting alive.
-			_ = p.write("memory.force_empty", "0")
+			p.forgetPages()
 		}
 		err := unix.Unlinkat(int(p.parent.Fd()), g.name, unix.AT_REMOVEDIR)
 		if err != nil && !errors.Is(err, unix.ENOENT) {
@@ -588,4 +587,28 @@ func (g *Group) Remove() error {
 	}
 	g.parts = left
 	return first
+}
+
+// forgetPages takes back what is charged to a group of version 1 without processes: pages that stay charged would keep
+// the dead group's accounting alive. Where there are none, all that the host would do is look for objects of its own in vain.
+func (p part) forgetPages() {
+	if text, err := p.read("memory.stat"); err == nil && !holdsPages(text) {
+		return
+	}
+	_ = p.write("memory.force_empty", "0")
+}
+
+// holdsPages reports whether memory.stat of version 1 counts pages of any kind that a group can leave behind.
+func holdsPages(stat string) bool {
+	for line := range strings.Lines(stat) {
+		switch name, value, _ := strings.Cut(strings.TrimSpace(line), " "); name {
+		case "cache", "rss", "inactive_anon", "active_anon", "inactive_file", "active_file", "unevictable":
+			if value != "0" {
+				return true
+			}
+		case "hierarchical_memory_limit":
+			return false // what follows says the same again for groups below, of which there are none
+		}
+	}
+	return true // not what it is known to look like
 }

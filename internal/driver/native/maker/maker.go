@@ -421,12 +421,16 @@ const (
 	maxSlots      = 16000
 )
 
+// restingSlots is how many slots stay unused after their sandbox's end, the latest first. What the host's network remembers of one is
+// cleared meanwhile, for many at once and not while somebody waits for a sandbox.
+const restingSlots = 256
+
 func newSlots() *slots { return &slots{} }
 
 func (s *slots) take() (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if n := len(s.free); n > 0 {
+	if len(s.free) > restingSlots || s.next == maxSlots && len(s.free) > 0 {
 		slot := s.free[0]
 		s.free = s.free[1:]
 		s.used++
