@@ -17,6 +17,7 @@ import linecache
 import os
 import re
 import resource
+import select
 import signal
 import socket
 import stat
@@ -24,6 +25,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import types
 
 # The kinds of frame a kernel sees; the numbers are those of the Go package agentapi.
@@ -41,6 +43,7 @@ RLIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.star
 
 HEADER = struct.Struct(">B3sI")
 ZEROS = b"\0\0\0"
+PASSED = HEADER.pack(FRAME_CONTROL, ZEROS, 0)  # what the agent says of an event that waits
 DESCRIPTOR_ROOM = socket.CMSG_SPACE(4 * 4)
 
 MODULES = sys.modules  # whatever a cell puts into its place
@@ -81,7 +84,8 @@ def fcntl_dup(fd, floor):
 class Channel:
     """Frames on a stream socket. Only the process that opened it may speak on it."""
 
-    def __init__(self, sock):
+    def __init__(self, sock, answers=True):
+        self.answers = answers  # somebody at the other end says what was passed on
         fd = move_high(sock.detach())
         self.sock = socket.socket(fileno=fd)
         self.sock.setblocking(True)
@@ -108,7 +112,9 @@ class Channel:
 
     def receive(self):
         """The next frame, or None when the peer has closed between frames."""
-        header = self._read(HEADER.size, True)
+        header = PASSED
+        while header == PASSED:  # of a cell that is over
+            header = self._read(HEADER.size, True)
         if header is None:
             return None
         kind, zeros, length = HEADER.unpack(header)
@@ -117,6 +123,26 @@ class Channel:
         if length > MAX_PAYLOAD:
             raise ProtocolError("frame of %d bytes is over the limit of %d" % (length, MAX_PAYLOAD))
         return kind, self._read(length, False)
+
+    def passed(self, count):
+        """Wait, a moment at most, until the peer has passed on count events; return how many of them it has not."""
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        until = time.monotonic() + 0.05
+        while count and self.buffer == b"":
+            left = until - time.monotonic()
+            self.check()
+            if left <= 0 or not poll.poll(left * 1000):
+                break
+            try:
+                word = self.sock.recv(HEADER.size, socket.MSG_DONTWAIT)
+            except OSError:
+                break
+            if word != PASSED:
+                self.buffer += word  # the end of the stream, or what comes after this cell
+                break
+            count -= 1
+        return count
 
     def _read(self, n, at_boundary):
         buffer = self.buffer
@@ -228,8 +254,12 @@ class Pipe(io.FileIO):
 
     last = None  # the one that was written to at last
     slow = False
+    first = None  # what is to be done before anything is written
 
     def write(self, data):
+        if Pipe.first is not None:
+            first, Pipe.first = Pipe.first, None
+            first()
         before, Pipe.last = Pipe.last, self
         if before is not None and before is not self:
             before.settle()
@@ -237,7 +267,6 @@ class Pipe(io.FileIO):
 
     def settle(self):
         import fcntl
-        import time
 
         held = bytearray(4)
         for attempt in range(64):
@@ -814,6 +843,10 @@ def ends_quietly(code):
     return bool(tokens) and tokens[-1][1] == ";"
 
 
+class Leave(SystemExit):
+    """The user's wish to end the kernel, and not a program's to end itself."""
+
+
 class Exit:
     """exit and quit: end the kernel's process."""
 
@@ -824,7 +857,7 @@ class Exit:
         return "%s() ends the kernel" % self.name
 
     def __call__(self, code=None):
-        raise SystemExit(code)
+        raise Leave(code)
 
 
 class PlainShell:
@@ -1105,7 +1138,7 @@ def make_ipython(kernel):
             self.name = name
 
         def __call__(self, code=None):
-            raise SystemExit(code)
+            raise Leave(code)
 
         def __repr__(self):
             return "%s() ends the kernel" % self.name
@@ -1138,7 +1171,7 @@ def make_ipython(kernel):
             pass
 
         def ask_exit(self):
-            raise SystemExit(0)
+            raise Leave(0)
 
         def system(self, command):
             command = self.var_expand(command, depth=1)
@@ -1407,6 +1440,7 @@ class Kernel:
         self.failed = False
         self.rich = False  # this cell's results are wanted as data, too
         self.saved = 0  # pictures that this cell has shown by saving them
+        self.owed = 0  # events that the agent has yet to say it passed on
         self.pictures = None
         self.streams = Streams()
         self.user_site_seen = False
@@ -1429,10 +1463,23 @@ class Kernel:
         if channel is None or not self.running or os.getpid() != channel.pid:
             return
         self.streams.flush()
+        # What is printed next goes another way and must not overtake what is shown now. The value of a cell is the last.
+        waits = event["type"] == "result" and not event["result"].get("main") and channel.answers
+        waits = waits and threading.current_thread() is threading.main_thread()
+        if waits:
+            event["waits"] = True
         payload = encode_event(event)
         if len(payload) > MAX_EVENT:
             payload = encode_event(shortened(event, len(payload)))
         self.send(payload)
+        if waits:
+            self.owed += 1
+            Pipe.first = self.let_pass
+
+    def let_pass(self):
+        channel = self.channel
+        if channel is not None and self.running and os.getpid() == channel.pid:
+            self.owed = channel.passed(self.owed)
 
     def send(self, payload):
         # An interrupt that raised in the middle of a frame would leave half of it on the wire.
@@ -1513,6 +1560,7 @@ class Kernel:
         count = self.shell.count
         self.running, self.failed, self.interrupted = True, False, False
         self.rich, self.saved = bool(request.get("rich")), 0
+        self.owed, Pipe.first = 0, None
         if self.rich and self.pictures is None:
             self.pictures = Pictures(self)
         self.listen()
@@ -1530,7 +1578,11 @@ class Kernel:
             finally:
                 self.open_to_interrupt = False
         except SystemExit as e:
-            leave = e
+            if not self.rich or isinstance(e, Leave) or os.getpid() != pid:
+                leave = e
+            else:  # as in a notebook, where a program's sys.exit is an error and its variables are looked at next
+                outcome = "error"
+                self.show_error(e)
         except Lost:
             raise
         except BaseException as e:
@@ -1688,7 +1740,7 @@ class Kernel:
         null, kept = os.open(os.devnull, os.O_WRONLY), [os.dup(1), os.dup(2)]
         os.dup2(null, 1)
         os.dup2(null, 2)
-        self.channel = Channel(ours)
+        self.channel = Channel(ours, answers=False)
         self.on_interrupt = self.on_interrupt
         try:
             for cell in cells:

@@ -231,8 +231,13 @@ func (k *kernel) pass(r *run, e agentapi.Event) {
 	k.out.Lock()
 	defer k.out.Unlock()
 	if e.Type != agentapi.EventStarted {
+		waits := e.Waits
+		e.Waits = false
 		k.drain(r)
 		_ = r.link.event(e)
+		if waits {
+			k.sayPassed()
+		}
 		return
 	}
 	if r.started.Swap(true) {
@@ -245,6 +250,26 @@ func (k *kernel) pass(r *run, e agentapi.Event) {
 	}
 	k.pending, k.waiting = nil, 0
 	k.began.Broadcast()
+}
+
+// passed is a frame of control that says nothing else.
+var passed = func() (b [agentapi.HeaderSize]byte) {
+	agentapi.PutHeader(b[:], agentapi.FrameControl, 0)
+	return b
+}()
+
+// sayPassed lets the kernel print on. One that does not listen hears nothing, and is not waited for.
+func (k *kernel) sayPassed() {
+	conn, ok := k.conn.(syscall.Conn)
+	if !ok {
+		return
+	}
+	raw, err := conn.SyscallConn()
+	if err == nil {
+		_ = raw.Control(func(fd uintptr) {
+			_, _ = syscall.SendmsgN(int(fd), passed[:], nil, nil, syscall.MSG_DONTWAIT|syscall.MSG_NOSIGNAL)
+		})
+	}
 }
 
 // drain passes on what is in both pipes now; out is held.

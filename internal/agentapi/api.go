@@ -102,6 +102,7 @@ type Event struct {
 	Message string     `json:"message,omitempty"` // notice
 	End     *End       `json:"end,omitempty"`     // end
 	Lost    []Lost     `json:"lost,omitempty"`    // ready, of a branch
+	Waits   bool       `json:"waits,omitempty"`   // result, of a kernel: it prints on when it hears that this was passed on
 }
 
 // Lost is something that a kernel had and its branch has not.

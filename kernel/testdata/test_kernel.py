@@ -371,6 +371,21 @@ class Leaving(Claims):
             with self.subTest(code):
                 self.leaves(code, status)
 
+    def test_a_program_that_exits_in_a_notebook_leaves_its_variables(self):
+        kernel = self.own()
+        for code, value in (("kept = 1; import sys; sys.exit(4)", "4"), ("kept = 2\nraise SystemExit('why')", "why"),
+                            ("kept = 3; import sys; sys.exit()", "")):
+            with self.subTest(code):
+                events = kernel.run(code, rich=True)
+                error = [e["error"] for e in events if e["type"] == "error"][0]
+                self.assertEqual((error["name"], error["value"]), ("SystemExit", value))
+                self.assertEqual(events[-1]["end"]["outcome"], "error")
+        self.assertEqual(kernel.value("kept"), "3")
+        kernel.send({"code": "exit(5)", "rich": True})
+        with self.assertRaises(Died):
+            kernel.finish()
+        self.assertEqual(kernel.wait(), 5)
+
     def test_what_was_printed_before_the_exit_is_heard(self):
         kernel = self.leaves("import sys\nsys.stdout.write('last words')\nsys.exit('why')", 1)
         self.assertEqual(kernel.output(until="words"), "last words")

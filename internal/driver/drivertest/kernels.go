@@ -3,6 +3,8 @@ package drivertest
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -96,6 +98,38 @@ var kernels = []claim{
 		}
 		if got := s.cell(t, "2+2"); len(got.results) != 1 {
 			t.Errorf("%+v", got)
+		}
+	}},
+	{"what is shown and what is printed come in the order of the code", needsPython, func(t *testing.T, b *bench) {
+		stream, err := b.shared(t).Run(t.Context(), agentapi.RunParams{Code: `
+import sys
+for i in range(20):
+    print("out", i); display("x" * 50000); print("err", i, file=sys.stderr); display(i)`})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var order []string
+		for e, err := range stream.Events() {
+			if err != nil {
+				t.Fatal(err)
+			}
+			switch e.Type {
+			case agentapi.EventStdout, agentapi.EventStderr:
+				order = append(order, strings.Fields(string(e.Data))...)
+			case agentapi.EventResult:
+				order = append(order, "shown:"+text(e.Result)[:1])
+				if e.Waits {
+					t.Error("what only the agent is to know was passed on")
+				}
+			}
+		}
+		var want []string
+		for i := range 20 {
+			n := strconv.Itoa(i)
+			want = append(want, "out", n, "shown:'", "err", n, "shown:"+n[:1])
+		}
+		if !slices.Equal(order, want) {
+			t.Errorf("%v\nwant %v", order, want)
 		}
 	}},
 	{"output of Python, of subprocesses and on descriptors is heard, in order with results", needsPython, func(t *testing.T, b *bench) {
