@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"runtime"
 	"strconv"
 	"strings"
@@ -626,6 +627,52 @@ func TestAKernelTellsItsStateOnlyWhenAsked(t *testing.T) {
 		if _, end := collect(t, s); end.Outcome != agentapi.OutcomeOK || string(end.Value) != c.want {
 			t.Errorf("asked %v, said %.20s: %s, %.20s", c.asked, c.says, end.Outcome, end.Value)
 		}
+	}
+}
+
+func TestWhatAKernelTellsBesideItsOutputIsBounded(t *testing.T) {
+	long := strings.Repeat("ä", 1<<20)
+	decode := func(in agentapi.Event) agentapi.Event {
+		t.Helper()
+		payload, err := json.Marshal(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := agent.DecodeKernelEvent(agentapi.Frame{Kind: agentapi.FrameEvent, Payload: payload})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	size := func(e agentapi.Event) int {
+		text, err := json.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(text)
+	}
+	deep := make([]string, 5000)
+	for i := range deep {
+		deep[i] = fmt.Sprint("line ", i)
+	}
+
+	got := decode(agentapi.Event{Type: agentapi.EventError, Error: &agentapi.CodeError{Name: long, Value: long, Traceback: []string{long, "raised here", long}}})
+	if n := size(got); n > 3<<20 || got.Error.Traceback[1] != "raised here" {
+		t.Errorf("an error of long words has %d bytes, and line %.20q", n, got.Error.Traceback[1])
+	}
+	got = decode(agentapi.Event{Type: agentapi.EventError, Error: &agentapi.CodeError{Name: "E", Traceback: deep}})
+	if lines := got.Error.Traceback; len(lines) > 1000 || lines[0] != "line 0" || lines[len(lines)-1] != "line 4999" {
+		t.Errorf("of a deep traceback there are %d lines, the last is %q", len(lines), lines[len(lines)-1])
+	}
+	short := agentapi.CodeError{Name: "E", Value: "v", Traceback: []string{"a", "b"}}
+	if got := decode(agentapi.Event{Type: agentapi.EventError, Error: &short}).Error; !reflect.DeepEqual(*got, short) {
+		t.Errorf("a short one is %+v", got)
+	}
+
+	raw := json.RawMessage(`"` + long + `"`)
+	result := agentapi.Result{Data: map[string]json.RawMessage{"text/plain": raw}, Metadata: map[string]json.RawMessage{"m": raw}, ID: long}
+	if got := decode(agentapi.Event{Type: agentapi.EventResult, Result: &result}).Result; len(got.Metadata) > 0 || len(got.ID) > 256 || len(got.Data["text/plain"]) != len(raw) {
+		t.Errorf("beside a result of %d bytes there are %d values, and a name of %d bytes", len(got.Data["text/plain"]), len(got.Metadata), len(got.ID))
 	}
 }
 

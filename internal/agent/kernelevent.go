@@ -3,6 +3,7 @@ package agent
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"unicode/utf8"
 
 	"github.com/covehq/cove/internal/agentapi"
@@ -14,7 +15,11 @@ const (
 	maxRunBytes    = 512 << 20 // bytes of events of one run
 	maxStrayEvents = 1_000     // events between runs, which are dropped
 	maxTraceback   = 1_000     // lines
+	maxErrorText   = 1 << 20   // bytes of the lines together, and of what the exception says
+	maxErrorName   = 1 << 10
 	maxMIMETypes   = 100
+	maxMetadata    = 1 << 20 // bytes beside a result; more is left out, the result itself is not
+	maxDisplayID   = 256
 	maxLost        = 100
 )
 
@@ -41,11 +46,14 @@ func DecodeKernelEvent(f agentapi.Frame) (agentapi.Event, error) {
 		out.Count = max(0, in.Count)
 	case agentapi.EventResult:
 		missing = in.Result == nil || len(in.Result.Data) > maxMIMETypes || len(in.Result.Metadata) > maxMIMETypes
-		out.Result = in.Result
+		if in.Result != nil {
+			boundResult(in.Result)
+		}
+		out.Result, out.Waits = in.Result, in.Waits
 	case agentapi.EventError:
 		missing = in.Error == nil
-		if in.Error != nil && len(in.Error.Traceback) > maxTraceback {
-			in.Error.Traceback = in.Error.Traceback[:maxTraceback]
+		if in.Error != nil {
+			boundError(in.Error)
 		}
 		out.Error = in.Error
 	case agentapi.EventNotice:
@@ -72,6 +80,36 @@ func DecodeKernelEvent(f agentapi.Frame) (agentapi.Event, error) {
 		return agentapi.Event{}, &agentapi.ProtocolError{Reason: fmt.Sprintf("the kernel sent an event %q without its content", in.Type)}
 	}
 	return out, nil
+}
+
+// boundResult leaves out what is told beside a result, where that is too much.
+func boundResult(r *agentapi.Result) {
+	r.ID = clip(r.ID, maxDisplayID)
+	size := 0
+	for name, value := range r.Metadata {
+		size += len(name) + len(value)
+	}
+	if size > maxMetadata {
+		r.Metadata = nil
+	}
+}
+
+// boundError shortens an exception. Where it was raised is last in its traceback, and who called first.
+func boundError(e *agentapi.CodeError) {
+	e.Name, e.Value = clip(e.Name, maxErrorName), clip(e.Value, maxErrorText)
+	if n := len(e.Traceback); n > maxTraceback {
+		e.Traceback = slices.Concat(e.Traceback[:maxTraceback/2], []string{"…"}, e.Traceback[n-maxTraceback/2+1:])
+	}
+	size := 0
+	for _, line := range e.Traceback {
+		size += len(line)
+	}
+	if size <= maxErrorText {
+		return
+	}
+	for i, line := range e.Traceback {
+		e.Traceback[i] = clip(line, maxErrorText/len(e.Traceback))
+	}
 }
 
 // clip shortens s to at most n bytes without splitting a character.

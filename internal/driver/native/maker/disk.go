@@ -492,7 +492,12 @@ func copyInto(image, from *os.File, size int64) error {
 	return nil
 }
 
+// pieces lends buffers to copy images with.
+var pieces = sync.Pool{New: func() any { b := make([]byte, 128<<10); return &b }}
+
 func copyData(to, from *os.File, size int64) error {
+	piece := pieces.Get().(*[]byte)
+	defer pieces.Put(piece)
 	for at := int64(0); at < size; {
 		start, err := unix.Seek(int(from.Fd()), at, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
@@ -505,7 +510,7 @@ func copyData(to, from *os.File, size int64) error {
 		if err != nil {
 			return err
 		}
-		if _, err := io.Copy(io.NewOffsetWriter(to, start), io.NewSectionReader(from, start, end-start)); err != nil {
+		if _, err := io.CopyBuffer(io.NewOffsetWriter(to, start), io.NewSectionReader(from, start, end-start), *piece); err != nil {
 			return err
 		}
 		at = end
