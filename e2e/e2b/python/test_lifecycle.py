@@ -153,7 +153,9 @@ def test_a_snapshot_of_files_alone(make):
     sbx = make()
     sbx.files.write("kept", "x")
     shot = sbx.create_snapshot(mode="filesystem")
-    assert make(shot.snapshot_id).files.read("kept") == "x"
+    other = make(shot.snapshot_id)
+    assert other.files.read("kept") == "x"
+    assert other.files.read("/run/e2b/.E2B_SANDBOX_ID") == other.sandbox_id
     Sandbox.delete_snapshot(shot.snapshot_id)
 
 
@@ -203,6 +205,7 @@ def test_a_fork_goes_its_own_way_with_the_same_memory(make_code):
         for i, fork in enumerate(forks):
             assert fork.run_code(f"x.append({i}); x").text == f"[1, {i}]"
             assert fork.files.read("kept") == "before"
+            assert fork.files.read("/run/e2b/.E2B_SANDBOX_ID") == fork.sandbox_id
         assert sbx.run_code("x").text == "[1]"
     finally:
         for fork in forks:

@@ -47,6 +47,10 @@ def test_a_sandbox_knows_what_it_is(make):
     out = sbx.commands.run("echo $E2B_SANDBOX $E2B_SANDBOX_ID $E2B_TEMPLATE_ID").stdout.split()
     assert out[:2] == ["true", sbx.sandbox_id]
     assert len(out) == 3
+    # The same in files, for what does not have the environment.
+    names = [f"/run/e2b/.{name}" for name in ("E2B_SANDBOX", "E2B_SANDBOX_ID", "E2B_TEMPLATE_ID")]
+    assert [sbx.files.read(name) for name in names] == out
+    assert sbx.commands.run(f"stat -c '%U %a' {names[1]}; sudo cat {names[1]}").stdout == "root 644\n" + sbx.sandbox_id
 
 
 @pytest.mark.proves("Sandbox.create", "Sandbox.get_info")

@@ -6,7 +6,7 @@ import time
 import pytest
 from conftest import LIFETIME
 
-from e2b import BuildException, Sandbox, Template, TemplateException, wait_for_file, wait_for_port
+from e2b import BuildException, CommandExitException, PtySize, Sandbox, Template, TemplateException, wait_for_file, wait_for_port
 
 
 @pytest.fixture
@@ -177,6 +177,18 @@ def test_tags_name_builds(built, make, tag):
         make(f"{tag}:old")
 
 
+@pytest.mark.proves("Template.get_tags", "Template.assign_tags")
+def test_what_everybody_has_has_one_tag(make, tag):
+    assert [t.tag for t in Template.get_tags("base")] == ["default"]
+    assert make("base:default").is_running()
+    with pytest.raises(Exception, match="404.*tag 'v1' does not exist"):
+        make("base:v1")
+    with pytest.raises(BuildException, match="tag 'v1' does not exist"):
+        Template.build(Template().from_template("base:v1"), tag)
+    with pytest.raises(TemplateException, match="403"):
+        Template.assign_tags("base", "mine")
+
+
 @pytest.mark.proves("Template.build")
 def test_a_failing_step_is_told_with_its_words(tag):
     with pytest.raises(BuildException, match="exit|status|3"):
@@ -219,6 +231,24 @@ def test_an_image_behind_a_password(built, make, tag):
     assert any(f"Pulling image {name}" in entry.message for entry in logs)
     assert not any(password in entry.message for entry in logs)
     assert make(tag).files.read("made") == "the test\n"
+
+
+@pytest.mark.proves("Sandbox.connect", "commands.run", "pty.create")
+def test_an_image_without_bash_runs_commands_all_the_same(wire):
+    """Such an image is no base of a template here, but Cove's own API makes sandboxes of it."""
+    body = {"image": f"{REGISTRY}/busybox:1", "timeout_seconds": LIFETIME}
+    made = wire.api("POST", "/cove/v1/sandboxes", json=body)
+    assert made.status_code == 201, made.text
+    with Sandbox.connect(made.json()["id"], timeout=LIFETIME) as sbx:
+        assert sbx.commands.run("echo $0 $WORD", envs={"WORD": "w"}).stdout == "/bin/sh w\n"
+        with pytest.raises(CommandExitException) as failed:
+            sbx.commands.run("echo no >&2; exit 4")
+        assert (failed.value.exit_code, failed.value.stderr) == (4, "no\n")
+        terminal = sbx.pty.create(PtySize(rows=10, cols=40))
+        sbx.pty.send_stdin(terminal.pid, b"stty size; exit\n")
+        seen = []
+        terminal.wait(on_pty=seen.append)
+        assert b"10 40" in b"".join(seen)
 
 
 @pytest.mark.proves("errors: images")

@@ -23,8 +23,12 @@ const (
 	timeoutV2 = 300
 )
 
-// idVariable is the environment variable in which a sandbox finds its own id.
-const idVariable = "E2B_SANDBOX_ID"
+// The environment variables in which a sandbox finds that it is one, which one, and what it was made from.
+const (
+	sandboxVariable  = "E2B_SANDBOX"
+	idVariable       = "E2B_SANDBOX_ID"
+	templateVariable = "E2B_TEMPLATE_ID"
+)
 
 // leastResumed is for how long traffic that resumes a sandbox lets it live, at least.
 const leastResumed = 300 * time.Second
@@ -91,13 +95,22 @@ func (a *API) create(c *call, req NewSandbox, timeout int32) error {
 	if err != nil {
 		return mismatch(err, key)
 	}
-	if made && from.Start != nil {
-		if err := a.begin(c, sb.ID, *from.Start); err != nil {
+	if made {
+		if err := a.furnish(c, sb.ID, from.ID, from.Start); err != nil {
 			return err
 		}
 	}
 
 	return a.answerSandbox(c, http.StatusCreated, sb)
+}
+
+// furnish puts into a new sandbox what E2B's guest finds in its own, and starts what its template starts.
+func (a *API) furnish(c *call, id, template string, start *build.Start) error {
+	a.tell(c, id, template)
+	if start == nil {
+		return nil
+	}
+	return a.begin(c, id, *start)
 }
 
 var idempotencyForm = regexp.MustCompile(`^[a-z0-9-]{1,255}$`)
@@ -184,7 +197,7 @@ func (req *NewSandbox) env(from build.Resolved) map[string]string {
 	if env == nil {
 		env = map[string]string{}
 	}
-	env["E2B_SANDBOX"], env["E2B_TEMPLATE_ID"] = "true", from.ID
+	env[sandboxVariable], env[templateVariable] = "true", from.ID
 	maps.Copy(env, req.EnvVars)
 	return env
 }

@@ -222,7 +222,7 @@ type driver struct {
 }
 
 func (d *driver) Caps() sandbox.Caps {
-	return sandbox.Caps{Name: "double", Limits: true, Network: true, Fork: true, Pause: true, Snapshot: true}
+	return sandbox.Caps{Name: "double", Isolation: "none", Limits: true, Network: true, Fork: true, Pause: true, Snapshot: true}
 }
 func (d *driver) Pause(context.Context, string) error  { return nil }
 func (d *driver) Resume(context.Context, string) error { return nil }

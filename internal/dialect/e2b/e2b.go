@@ -25,6 +25,7 @@ import (
 
 // Sandboxes is what the control plane asks of the domain.
 type Sandboxes interface {
+	Caps() sandbox.Caps
 	Create(ctx context.Context, p auth.Principal, spec sandbox.Spec) (sandbox.Sandbox, bool, error)
 	Get(ctx context.Context, p auth.Principal, id string) (sandbox.Sandbox, error)
 	List(ctx context.Context, p auth.Principal, q sandbox.ListQuery) (sandbox.Page, error)
@@ -74,12 +75,14 @@ type Config struct {
 	Version     string        // of envd, as claimed; SDKs turn on by it what the data plane serves
 	Secret      []byte        // what tokens are derived from
 	MaxLifetime time.Duration // the longest timeout; zero: 30 days
+	Facts       string        // the directory of a sandbox with files that tell it of itself; empty: /run/e2b, where it is the sandbox's own
 }
 
 // API answers the requests of the control plane.
 type API struct {
 	cfg       Config
 	tokens    target.Tokens
+	facts     string
 	sandboxes Sandboxes
 	keys      Keys
 	documents Documents
@@ -97,8 +100,11 @@ type API struct {
 // New makes the control plane in front of the domain.
 func New(cfg Config, s Sandboxes, k Keys, d Documents, b Builder, log *slog.Logger) *API {
 	a := &API{
-		cfg: cfg, tokens: target.NewTokens(cfg.Secret), sandboxes: s, keys: k, documents: d, builder: b, book: newBook(), log: log,
+		cfg: cfg, tokens: target.NewTokens(cfg.Secret), facts: cfg.Facts, sandboxes: s, keys: k, documents: d, builder: b, book: newBook(), log: log,
 		failed: func(context.Context, error) {}, mux: http.NewServeMux(), making: map[string]bool{}, tidied: map[string]bool{},
+	}
+	if a.facts == "" && s.Caps().Isolation != isolationNone {
+		a.facts = factsDir
 	}
 	for _, r := range routes {
 		a.mux.HandleFunc(r.pattern, a.serve(r))

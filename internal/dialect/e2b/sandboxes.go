@@ -326,19 +326,19 @@ func (a *API) fork(c *call) error {
 		return err
 	}
 
-	return c.answer(http.StatusCreated, a.forked(c, result.Sandboxes, from.Start))
+	return c.answer(http.StatusCreated, a.forked(c, result.Sandboxes, o.TemplateID, from.Start))
 }
 
 // forked answers for each copy. A copy has the memory of a kernel and no other process, so that what its template starts
 // is started again, in all copies at once.
-func (a *API) forked(c *call, copies []sandbox.Sandbox, start *build.Start) []Forked {
+func (a *API) forked(c *call, copies []sandbox.Sandbox, template string, start *build.Start) []Forked {
 	out := make([]Forked, len(copies))
 	var work sync.WaitGroup
 	for i, sb := range copies {
 		work.Go(func() {
 			w, err := a.wireSandbox(sb)
-			if err == nil && start != nil {
-				err = a.begin(c, sb.ID, *start)
+			if err == nil {
+				err = a.furnish(c, sb.ID, template, start)
 			}
 			if err != nil {
 				p := problemOf(err)

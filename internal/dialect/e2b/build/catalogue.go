@@ -230,13 +230,8 @@ func (b *Builder) publish(c *call) error {
 
 func (b *Builder) deleteTemplate(c *call) error {
 	e, err := c.template()
-	if fault.Is(err, fault.NotFound) {
-		if _, _, domainErr := b.everybodys(c.r.Context(), c.who, c.vars["id"]); domainErr == nil {
-			return fault.New(fault.Denied, "template '%s' is the server's; only its operator can remove it", c.vars["id"])
-		}
-	}
 	if err != nil {
-		return err
+		return b.notYours(c, c.vars["id"], "remove", err)
 	}
 
 	gone := fault.New(fault.Gone, "the template was deleted while it was being built")
@@ -254,6 +249,17 @@ func (b *Builder) deleteTemplate(c *call) error {
 	return nil
 }
 
+// notYours says of a template that the caller does not have whether it is everybody's.
+func (b *Builder) notYours(c *call, text, verb string, err error) error {
+	if !fault.Is(err, fault.NotFound) {
+		return err
+	}
+	if _, _, domainErr := b.everybodys(c.r.Context(), c.who, text); domainErr != nil {
+		return err
+	}
+	return fault.New(fault.Denied, "template '%s' is the server's; only its operator can %s it", text, verb)
+}
+
 type tagsRequest struct {
 	Target string   `json:"target"` // of an assignment: name[:tag]
 	Name   string   `json:"name"`   // of a removal
@@ -261,7 +267,7 @@ type tagsRequest struct {
 }
 
 // decodeTags reads a request about tags of a template of the caller's.
-func (c *call) decodeTags() (q tagsRequest, r ref, e *entry, err error) {
+func (b *Builder) decodeTags(c *call) (q tagsRequest, r ref, e *entry, err error) {
 	if err = decode(c.w, c.r, &q); err != nil {
 		return
 	}
@@ -277,13 +283,13 @@ func (c *call) decodeTags() (q tagsRequest, r ref, e *entry, err error) {
 		return
 	}
 	if e = c.s.find(r); e == nil {
-		err = errNoTemplate(name)
+		err = b.notYours(c, name, "tag", errNoTemplate(name))
 	}
 	return
 }
 
 func (b *Builder) assignTags(c *call) error {
-	q, r, e, err := c.decodeTags()
+	q, r, e, err := b.decodeTags(c)
 	if err != nil {
 		return err
 	}
@@ -292,7 +298,7 @@ func (b *Builder) assignTags(c *call) error {
 	orphans, err := c.s.changeTags(c.r.Context(), e.ID, func(tags map[string]tag) error {
 		from, ok := tags[cmp.Or(r.tag, defaultTag)]
 		if !ok {
-			return fault.New(fault.NotFound, "tag '%s' does not exist for template '%s'", cmp.Or(r.tag, defaultTag), e.Alias)
+			return errNoTag(cmp.Or(r.tag, defaultTag), e.Alias)
 		}
 		if len(tags)+len(q.Tags) > 4*maxTags {
 			return fault.New(fault.Exhausted, "template '%s' has %d tags; remove some first", e.Alias, len(tags))
@@ -312,7 +318,7 @@ func (b *Builder) assignTags(c *call) error {
 }
 
 func (b *Builder) removeTags(c *call) error {
-	q, _, e, err := c.decodeTags()
+	q, _, e, err := b.decodeTags(c)
 	if err != nil {
 		return err
 	}
@@ -323,7 +329,7 @@ func (b *Builder) removeTags(c *call) error {
 	orphans, err := c.s.changeTags(c.r.Context(), e.ID, func(tags map[string]tag) error {
 		for _, name := range q.Tags {
 			if _, ok := tags[name]; !ok {
-				return fault.New(fault.NotFound, "tag '%s' does not exist for template '%s'", name, e.Alias)
+				return errNoTag(name, e.Alias)
 			}
 			delete(tags, name)
 		}
@@ -338,8 +344,21 @@ func (b *Builder) removeTags(c *call) error {
 	return nil
 }
 
-func (b *Builder) listTags(c *call) error {
+// tags are those of a template of the caller's. What everybody has was built by no client, and has one.
+func (b *Builder) tags(c *call) (map[string]tag, error) {
 	e, err := c.template()
+	if err == nil {
+		return e.Tags, nil
+	}
+	if name, t, domainErr := b.everybodys(c.r.Context(), c.who, c.vars["id"]); domainErr == nil {
+		shown := b.showOperators(name, t)
+		return map[string]tag{defaultTag: {Build: shown.BuildID, At: shown.CreatedAt}}, nil
+	}
+	return nil, err
+}
+
+func (b *Builder) listTags(c *call) error {
+	tags, err := b.tags(c)
 	if err != nil {
 		return err
 	}
@@ -349,22 +368,22 @@ func (b *Builder) listTags(c *call) error {
 		CreatedAt time.Time `json:"createdAt"`
 	}
 	out := []shownTag{}
-	for _, name := range slices.Sorted(maps.Keys(e.Tags)) {
-		out = append(out, shownTag{name, e.Tags[name].Build, e.Tags[name].At})
+	for _, name := range slices.Sorted(maps.Keys(tags)) {
+		out = append(out, shownTag{name, tags[name].Build, tags[name].At})
 	}
 	return c.answer(http.StatusOK, out)
 }
 
 func (b *Builder) countTags(c *call) error {
-	e, err := c.template()
+	tags, err := b.tags(c)
 	if err != nil {
 		return err
 	}
-	return c.answer(http.StatusOK, map[string]any{"total": len(e.Tags)})
+	return c.answer(http.StatusOK, map[string]any{"total": len(tags)})
 }
 
 func (b *Builder) tagExists(c *call) error {
-	e, err := c.template()
+	has, err := b.tags(c)
 	if err != nil {
 		return err
 	}
@@ -375,6 +394,6 @@ func (b *Builder) tagExists(c *call) error {
 	if len(tags) != 1 {
 		return fault.New(fault.Invalid, "the query parameter tag is needed, once")
 	}
-	_, ok := e.Tags[tags[0]]
+	_, ok := has[tags[0]]
 	return c.answer(http.StatusOK, map[string]any{"exists": ok, "normalizedTag": tags[0]})
 }

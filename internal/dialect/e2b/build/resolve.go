@@ -55,10 +55,23 @@ func (b *Builder) Resolve(ctx context.Context, who auth.Principal, text string) 
 	if r.namespace != "" && r.namespace != Namespace(who.Tenant) {
 		return Resolved{}, errNoTemplate(text)
 	}
-	if domain, ok := builtIn[r.name]; ok {
-		return Resolved{Template: domain, ID: r.name, Alias: r.name}, nil
+	from, err := b.resolveShared(ctx, who, r.name, errNoTemplate(text))
+	if err == nil && r.tag != "" && r.tag != defaultTag { // what no client has built has one build
+		return Resolved{}, errNoTag(r.tag, r.name)
 	}
-	return b.resolveDomain(ctx, who, r.name, errNoTemplate(text))
+	return from, err
+}
+
+// resolveShared takes a name as one that E2B's users expect everywhere, or as the domain's own.
+func (b *Builder) resolveShared(ctx context.Context, who auth.Principal, name string, none error) (Resolved, error) {
+	if domain, ok := builtIn[name]; ok {
+		return Resolved{Template: domain, ID: name, Alias: name}, nil
+	}
+	return b.resolveDomain(ctx, who, name, none)
+}
+
+func errNoTag(tag, template string) error {
+	return fault.New(fault.NotFound, "tag '%s' does not exist for template '%s'", tag, template)
 }
 
 // resolveDomain takes a name as the domain's own; snapshots have such.
@@ -87,7 +100,7 @@ func (s *shelf) resolve(e *entry, r ref) (Resolved, error) {
 	switch {
 	case ok && m != nil && m.Domain != "":
 	case r.tag != "":
-		return Resolved{}, fault.New(fault.NotFound, "tag '%s' does not exist for template '%s'", r.tag, e.Alias)
+		return Resolved{}, errNoTag(r.tag, e.Alias)
 	default:
 		return Resolved{}, fault.New(fault.NotFound, "template '%s' has no build that is ready", e.Alias)
 	}

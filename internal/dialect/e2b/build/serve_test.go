@@ -165,6 +165,47 @@ func TestTags(t *testing.T) {
 	})
 }
 
+func TestWhatEverybodyHasHasOneTag(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		for ref, want := range map[string]string{
+			"base": "", "base:default": "", "Python:Default": "",
+			"base:v1":                    "tag 'v1' does not exist for template 'base'",
+			"code-interpreter-v1:latest": "tag 'latest' does not exist for template 'code-interpreter-v1'",
+			"python:3":                   "tag '3' does not exist for template 'python'",
+			"nothing:v1":                 "template 'nothing:v1' not found",
+		} {
+			_, err := w.resolve(ref)
+			if (err == nil) != (want == "") || err != nil && (!fault.Is(err, fault.NotFound) || fault.Message(err) != want) {
+				t.Errorf("%s: %v, want %q", ref, err, want)
+			}
+		}
+		if status, raw := w.raw(w.who, "GET", "/templates/base/tags", nil); status != http.StatusOK ||
+			strings.TrimSpace(string(raw)) != `[{"tag":"default","buildID":"00000000-0000-0000-0000-000000000000","createdAt":"1970-01-01T00:00:00Z"}]` {
+			t.Errorf("%d %s", status, raw)
+		}
+		for path, want := range map[string]js{
+			"/templates/code-interpreter-v1/tags/count": {"total": 1.0},
+			"/templates/base/tags/exists?tag=default":   {"exists": true, "normalizedTag": "default"},
+			"/templates/base/tags/exists?tag=v1":        {"exists": false, "normalizedTag": "v1"},
+		} {
+			if status, out := w.ask("GET", path, nil); status != http.StatusOK || !cmp.Equal(out, want) {
+				t.Errorf("%s: %d %v", path, status, out)
+			}
+		}
+		for method, body := range map[string]js{
+			"POST":   {"target": "base:default", "tags": []string{"mine"}},
+			"DELETE": {"name": "base", "tags": []string{"v1"}},
+		} {
+			if status, out := w.ask(method, "/templates/tags", body); status != http.StatusForbidden {
+				t.Errorf("%s: %d %v", method, status, out)
+			}
+		}
+		if status, _ := w.ask("GET", "/templates/nothing/tags", nil); status != http.StatusNotFound {
+			t.Errorf("what is not there has tags: %d", status)
+		}
+	})
+}
+
 func TestListings(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		id, b, _ := w.build("a", fromBase())

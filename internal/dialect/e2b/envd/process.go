@@ -46,7 +46,7 @@ func (s *processes) Start(ctx context.Context, req *connect.Request[envdpb.Start
 	}
 
 	t := target.From(ctx)
-	stream, err := s.sandboxes.Exec(ctx, t.Who, t.Sandbox.ID, params)
+	stream, err := s.exec(ctx, t, &params)
 	if err != nil {
 		return s.notStarted(ctx, err)
 	}
@@ -68,6 +68,38 @@ func (s *processes) Start(ctx context.Context, req *connect.Request[envdpb.Start
 		return connect.NewError(connect.CodeDeadlineExceeded, errors.New(end.Message))
 	}
 	return tell.send(&envdpb.StartResponse{Event: endEvent(end)})
+}
+
+// The shells of a sandbox: the SDKs put every command into the first, which not all images have.
+const (
+	bash = "/bin/bash"
+	sh   = "/bin/sh"
+)
+
+// exec starts a command; where there is no bash, one that an SDK has put into it is put into sh.
+func (s *processes) exec(ctx context.Context, t *target.Target, params *agentapi.ExecParams) (*agentapi.Stream, error) {
+	stream, err := s.sandboxes.Exec(ctx, t.Who, t.Sandbox.ID, *params)
+	if !fault.Is(err, fault.NotFound) || !strings.HasPrefix(fault.Message(err), bash+":") || !wrapped(params.Argv) {
+		return stream, err
+	}
+	instead := *params
+	instead.Argv = append([]string{sh}, params.Argv[1:]...)
+	if stream, again := s.sandboxes.Exec(ctx, t.Who, t.Sandbox.ID, instead); again == nil {
+		*params = instead
+		return stream, nil
+	}
+	return nil, err
+}
+
+// wrapped tells whether an SDK has put a command into a shell, or started one at a terminal, by options that every shell has.
+func wrapped(argv []string) bool {
+	switch len(argv) {
+	case 3:
+		return argv[1] == "-i" && argv[2] == "-l"
+	case 4:
+		return argv[1] == "-l" && argv[2] == "-c"
+	}
+	return false
 }
 
 // settle finds out what a request leaves to the sandbox: who the user is, and where a home is. Most leave nothing.
@@ -289,7 +321,7 @@ func logEnd(t *target.Target, p agentapi.ExecParams, end *agentapi.End) {
 // logged is a command as a log shows it: not the shell that every command of an SDK is wrapped in.
 func logged(p agentapi.ExecParams) string {
 	words := p.Argv
-	if len(words) == 4 && words[0] == "/bin/bash" && words[1] == "-l" && words[2] == "-c" {
+	if (words[0] == bash || words[0] == sh) && wrapped(words) && len(words) == 4 {
 		words = words[3:]
 	}
 	text := strings.ToValidUTF8(strings.Join(words, " "), "\uFFFD")
