@@ -118,6 +118,24 @@ def test_other_languages(code, language, source, expected):
     assert text(execution).strip() == expected
 
 
+@proves("codes.run", "codes.interrupt")
+def test_java_where_the_image_has_it(code):
+    """The names of errors are those of Jupyter's kernel of Java, and an interrupt counts while the kernel still starts."""
+    try:
+        context = code.codes.create_context("java")
+    except SandboxException as refused:
+        assert "java" in str(refused)
+        return
+    stop = ExecutionHandlersSync(on_init=lambda e: code.codes.interrupt(context.id))
+    stopped = code.codes.run("while (true) {}", context=context, handlers=stop)
+    assert stopped.error is not None and stopped.error.value
+    four = code.codes.run('System.out.println("Hello");\nint result = 2 + 2;\nresult', context=context)
+    assert text(four).strip() == "Hello" and four.result[0].text == "4"
+    thrown = code.codes.run("int x = 10 / 0;", context=context)
+    assert thrown.error.name == "EvalException" and "by zero" in thrown.error.value
+    code.codes.delete_context(context.id)
+
+
 @run
 def test_bash_and_javascript_keep_state(code):
     for language, first, second in (("bash", "A=41", "echo $((A + 1))"), ("javascript", "var a = 41", "console.log(a + 1)")):

@@ -416,17 +416,30 @@ def test_what_is_not_made_yet_is_refused_with_a_sentence(make):
         ({"resource": {"cpu": "1", "memory": "1Gi", "gpu": "1"}}, 400),
     ]
     if NEWEST:
-        from opensandbox.models.sandboxes import CredentialProxyConfig, LifecycleHook, NetworkPolicy, SandboxLifecycle
+        from opensandbox.models.sandboxes import CredentialProxyConfig, NetworkPolicy, PeriodicLifecycleHook, SandboxLifecycle
 
         cases += [
             ({"credential_proxy": CredentialProxyConfig(enabled=True), "network_policy": NetworkPolicy(defaultAction="allow")}, 400),
-            ({"lifecycle": SandboxLifecycle(pre_start=LifecycleHook(command=["true"]))}, 400),
+            ({"lifecycle": SandboxLifecycle(periodic=[PeriodicLifecycleHook(name="n", schedule="@hourly", command=["true"])])}, 400),
         ]
     for kw, status in cases:
         with pytest.raises(SandboxApiException) as refused:
             make(**kw)
         assert refused.value.status_code in (status, 501), kw
         assert len(refused.value.error.message) > 10, kw
+
+
+@proves("Sandbox.create")
+@pytest.mark.newest
+def test_a_hook_runs_before_the_entrypoint(make):
+    from opensandbox.models.sandboxes import LifecycleHook, SandboxLifecycle
+
+    hook = LifecycleHook(command=["sh", "-c", "echo $WORD > /tmp/made"], timeoutSeconds=30)
+    sbx = make(lifecycle=SandboxLifecycle(preStart=hook), env={"WORD": "hello"}, entrypoint=["sh", "-c", "cp /tmp/made /tmp/found; sleep 600"])
+    eventually(lambda: out(sbx.commands.run("cat /tmp/found")) == ["hello"])
+    with pytest.raises(SandboxApiException) as refused:
+        make(lifecycle=SandboxLifecycle(preStart=LifecycleHook(command=["sh", "-c", "exit 7"])))
+    assert refused.value.status_code == 400 and "status 7" in refused.value.error.message
 
 
 @proves("Sandbox.create_from_template", "SandboxManager.create_template", "SandboxManager.get_template", "SandboxManager.list_templates", "SandboxManager.delete_template")

@@ -2,6 +2,7 @@ package opensandbox_test
 
 import (
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"runtime"
 	"strconv"
@@ -125,7 +126,16 @@ func TestBadCreates(t *testing.T) {
 		`{` + image + `,` + idle + `,"extensions":{"access.renew.extend.seconds":"299"}}`:                                                                        "400 SANDBOX::INVALID_PARAMETER",
 		`{` + image + `,` + idle + `,"extensions":{"access.renew.extend.seconds":"x"}}`:                                                                          "400 SANDBOX::INVALID_PARAMETER",
 		`{` + image + `,` + idle + `,"credentialProxy":{"enabled":true}}`:                                                                                        "400 SANDBOX::API_NOT_SUPPORTED",
-		`{` + image + `,` + idle + `,"lifecycle":{"preStart":{"command":["x"]}}}`:                                                                                "400 SANDBOX::API_NOT_SUPPORTED",
+		`{` + image + `,` + idle + `,"lifecycle":{"periodic":[{"name":"a","schedule":"@hourly","command":["x"]}]}}`:                                              "400 SANDBOX::API_NOT_SUPPORTED",
+		`{` + image + `,` + idle + `,"lifecycle":{"later":{"command":["x"]}}}`:                                                                                   "400 SANDBOX::API_NOT_SUPPORTED",
+		`{` + image + `,` + idle + `,"lifecycle":["x"]}`:                                                                                                         "400 SANDBOX::INVALID_PARAMETER",
+		`{` + image + `,` + idle + `,"lifecycle":{"preStart":"x"}}`:                                                                                              "400 SANDBOX::INVALID_PARAMETER",
+		`{` + image + `,` + idle + `,"lifecycle":{"preStart":{"command":[" "]}}}`:                                                                                "400 SANDBOX::INVALID_PARAMETER",
+		`{` + image + `,` + idle + `,"lifecycle":{"preStart":{"timeoutSeconds":5}}}`:                                                                             "400 SANDBOX::INVALID_PARAMETER",
+		`{` + image + `,` + idle + `,"lifecycle":{"preStart":{"command":["true"],"timeoutSeconds":10801}}}`:                                                      "400 SANDBOX::INVALID_PARAMETER",
+		`{` + image + `,` + idle + `,"lifecycle":{"preStart":{"command":["/no/such/program"]}}}`:                                                                 "400 DOCKER::SANDBOX_START_FAILED",
+		`{` + image + `,` + idle + `,"lifecycle":{"preStart":{"command":["sh","-c","exit 3"]}}}`:                                                                 "400 DOCKER::SANDBOX_START_FAILED",
+		`{` + image + `,` + idle + `,"lifecycle":{"preStart":{"command":["sleep","60"],"timeoutSeconds":1}}}`:                                                    "400 DOCKER::SANDBOX_START_FAILED",
 		`{"templateId":"t","timeout":60}`:                                                                                                                        "400 SANDBOX::API_NOT_SUPPORTED",
 		`{` + image + `,` + idle + `,"networkPolicy":{"defaultAction":"maybe"}}`:                                                                                 "400 SANDBOX::INVALID_PARAMETER",
 		`{` + image + `,` + idle + `,"networkPolicy":{"egress":[{"action":"allow","target":"a.com"}]}}`:                                                          "400 SANDBOX::INVALID_PARAMETER",
@@ -217,7 +227,8 @@ func TestAListingIsFilteredAndCutIntoPages(t *testing.T) {
 		return strings.Join(all, "")
 	}
 	for query, want := range map[string]string{
-		"": "cba", "state=Running": "ca", "state=running&state=PAUSED": "cba", "state=Paused": "b", "state=Failed": "", "state=Nonsense": "",
+		"": "cba", "state=Running": "ca", "state=running&state=PAUSED": "cba", "state=Paused": "b", "state=Failed": "", "state=Nonsense": "", "state=": "cba",
+		"metadata=" + url.QueryEscape("k=v") + "&metadata=" + url.QueryEscape("n=1"): "a", "metadata=": "cba",
 		"metadata=" + url.QueryEscape("k=v"): "ba", "metadata=" + url.QueryEscape("k=v&n=1"): "a", "metadata=" + url.QueryEscape("k=w"): "",
 		"pageSize=2": "cb", "pageSize=2&page=2": "a", "pageSize=2&page=9": "",
 		"state=running&metadata=" + url.QueryEscape("k=v"): "a",
@@ -247,9 +258,47 @@ func TestMetadataIsMerged(t *testing.T) {
 		t.Errorf("%d %s", got.status, got.body)
 	}
 	wantFault(t, w.ask("PATCH", "/v1/sandboxes/"+id+"/metadata", `{"a b":"1"}`), 400, "SANDBOX::INVALID_METADATA_LABEL")
-	wantFault(t, w.ask("PATCH", "/v1/sandboxes/"+id+"/metadata", `{"a":1}`), 400, "SANDBOX::INVALID_PARAMETER")
+	wrong := w.ask("PATCH", "/v1/sandboxes/"+id+"/metadata", `{"a":1}`)
+	wantFault(t, wrong, 400, "SANDBOX::INVALID_PARAMETER")
+	if !strings.Contains(wrong.body, `key \"a\"`) {
+		t.Errorf("which key is wrong? %s", wrong.body)
+	}
 	if again := w.ask("GET", "/v1/sandboxes/"+id, "").json(t)["metadata"].(map[string]any); len(again) != 2 {
 		t.Errorf("%v", again)
+	}
+}
+
+func TestAWrongPolicySaysThatItIsThePolicy(t *testing.T) {
+	w := newWorld(t)
+	for _, policy := range []string{`[]`, `"x"`, `{"egress":"x"}`, `{"egress":[{"action":1}]}`, `{"defaultAction":"x"}`} {
+		got := w.ask("POST", "/v1/sandboxes", `{"image":{"uri":"python"},`+idle+`,"networkPolicy":`+policy+`}`)
+		wantFault(t, got, 400, "SANDBOX::INVALID_PARAMETER")
+		if !strings.Contains(got.body, "networkPolicy") && !strings.Contains(got.body, "defaultAction") {
+			t.Errorf("%s: %s", policy, got.body)
+		}
+	}
+	if got := w.ask("POST", "/v1/sandboxes", `{"image":{"uri":"python"},`+idle+`,"networkPolicy":{"defaultAction":"Deny","egress":[{"action":"ALLOW","target":" 1.1.1.1 "}]}}`); got.status != http.StatusAccepted {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+}
+
+func TestPathsWithoutTheirPrefixAreServedToItsOwnKey(t *testing.T) {
+	w := newWorld(t)
+	id := w.create()
+	for path, want := range map[string]int{
+		"/sandboxes": 200, "/sandboxes?state=Running": 200, "/sandboxes/" + id: 200, "/sandboxes/" + id + "/endpoints/44772": 200,
+		"/sandboxes/none": 404, "/snapshots": 200, "/snapshots/none": 404, "/pools": 501, "/sandboxes/": 404,
+	} {
+		if got := w.ask("GET", path, ""); got.status != want || got.json(t) == nil {
+			t.Errorf("%s is %d %s, want %d", path, got.status, got.body, want)
+		}
+	}
+	for path, header := range map[string]string{"/sandboxes": "X-Api-Key", "/v2/sandboxes": "Open-Sandbox-Api-Key", "/sandboxesque": "Open-Sandbox-Api-Key"} {
+		r := httptest.NewRequest("GET", path, nil)
+		r.Header.Set(header, "e2b_1")
+		if w.api.Matches(r) {
+			t.Errorf("%s with %s is another dialect's", path, header)
+		}
 	}
 }
 

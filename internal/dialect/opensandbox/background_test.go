@@ -3,6 +3,8 @@ package opensandbox_test
 import (
 	"context"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -145,6 +147,42 @@ func TestASandboxEndsWithItsEntrypoint(t *testing.T) {
 			}
 			w.nothing()
 		})
+	}
+}
+
+func TestAHookRunsBeforeTheEntrypoint(t *testing.T) {
+	w := newWorld(t)
+	file := filepath.Join(t.TempDir(), "made")
+	got := w.ask("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["sh","-c","cat `+file+`"],
+		"lifecycle":{"preStart":{"command":["sh","-c","sleep 0.2; echo $WORD > `+file+`"],"timeoutSeconds":null},"periodic":[]},"env":{"WORD":"hello"}}`)
+	if got.status != http.StatusAccepted {
+		t.Fatalf("%d %s", got.status, got.body)
+	}
+	id := got.json(t)["id"].(string)
+	w.eventually("its entrypoint is over", func() bool { state, _ := w.state(id); return state == "Terminated" })
+	if logs := w.ask("GET", "/v1/sandboxes/"+id+"/diagnostics/logs", ""); logs.body != "hello\n" {
+		t.Errorf("the entrypoint found %q", logs.body)
+	}
+}
+
+func TestAHookThatTakesLongKeepsItsSandboxPending(t *testing.T) {
+	w := newWorld(t, func(c *opensandbox.Config) { c.Hold = 50 * time.Millisecond })
+	file := filepath.Join(t.TempDir(), "go")
+	id := w.create(`"lifecycle":{"preStart":{"command":["sh","-c","until [ -e ` + file + ` ]; do sleep 0.02; done"]}}`)
+	if state, message := w.state(id); state != "Pending" || !strings.Contains(message, "hook") {
+		t.Errorf("it is %s: %s", state, message)
+	}
+	wantFault(t, w.ask("GET", "/sandboxes/"+id+"/proxy/44772/ping", ""), 503, "DOCKER::SANDBOX_NOT_RUNNING")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.eventually("the hook is over", func() bool { state, _ := w.state(id); return state == "Running" })
+	other := w.create(`"lifecycle":{"preStart":{"command":["sleep","60"]}}`)
+	if got := w.ask("DELETE", "/v1/sandboxes/"+other, ""); got.status != http.StatusNoContent {
+		t.Errorf("%d %s", got.status, got.body)
+	}
+	if state, _ := w.state(other); state != "" {
+		t.Errorf("it is %s", state)
 	}
 }
 

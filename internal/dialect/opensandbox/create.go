@@ -66,7 +66,7 @@ func (a *API) begin(who auth.Principal, pl plan) (*creation, error) {
 		defer cancel()
 		err := a.make(ctx, made)
 		made.err, made.ended = err, time.Now()
-		made.plan.pull, made.plan.spec.Env = template.PullRequest{}, nil // secrets, which nobody needs any more
+		made.plan.pull, made.plan.spec.Env, made.plan.hook = template.PullRequest{}, nil, nil // secrets, which nobody needs any more
 		if err == nil {
 			a.creations.remove(pl.spec.ID) // the domain answers for it from now on
 		}
@@ -135,17 +135,29 @@ func (a *API) make(ctx context.Context, made *creation) error {
 	if err != nil {
 		return a.startFault(ctx, who, pl.spec, err)
 	}
-	if main {
-		if err := a.launch(who, sb, pl.facts.Entrypoint); err != nil {
-			a.discard(ctx, who, sb.ID)
-			return err
-		}
+	if err := a.begun(ctx, made, sb, main); err != nil {
+		a.discard(ctx, who, sb.ID)
+		return err
 	}
 	if ctx.Err() != nil { // somebody ended it at the very last
 		a.discard(ctx, who, sb.ID)
 		return fault.Wrap(fault.Unavailable, ctx.Err(), "the create was cancelled")
 	}
 	return nil
+}
+
+// begun runs what a create wants to have run in a sandbox that has just started.
+func (a *API) begun(ctx context.Context, made *creation, sb sandbox.Sandbox, main bool) error {
+	if hook := made.plan.hook; hook != nil {
+		a.creations.say(made, "the preStart hook runs")
+		if err := a.prepare(ctx, made.who, sb.ID, hook); err != nil {
+			return err
+		}
+	}
+	if !main {
+		return nil
+	}
+	return a.launch(made.who, sb, made.plan.facts.Entrypoint)
 }
 
 func (a *API) discard(ctx context.Context, who auth.Principal, id string) {

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -42,6 +43,11 @@ func (q *query) fail(err error) {
 	if q.err == nil {
 		q.err = err
 	}
+}
+
+// given are the values of a parameter; an empty one says nothing.
+func (q *query) given(name string) []string {
+	return slices.DeleteFunc(slices.Clone(q.Values[name]), func(value string) bool { return value == "" })
 }
 
 func (q *query) integer(name string, otherwise, low, high int) int {

@@ -218,18 +218,9 @@ func (a *API) renew(c *call) error {
 
 // patchMetadata merges: a null takes a key away.
 func (a *API) patchMetadata(c *call) error {
-	var patch map[string]*string
-	if err := c.decode(&patch); err != nil {
+	patch, err := c.patch()
+	if err != nil {
 		return err
-	}
-	for k, v := range patch {
-		value := ""
-		if v != nil {
-			value = *v
-		}
-		if err := checkLabel(k, value); err != nil {
-			return err
-		}
 	}
 	sb, err := a.find(c)
 	if err != nil {
@@ -247,6 +238,30 @@ func (a *API) patchMetadata(c *call) error {
 	}
 
 	return c.answerSandbox(sb)
+}
+
+// patch reads what is to change of the metadata.
+func (c *call) patch() (map[string]*string, error) {
+	var raw map[string]json.RawMessage
+	if err := c.decode(&raw); err != nil {
+		return nil, err
+	}
+	patch := map[string]*string{}
+	for k, v := range raw {
+		var value *string
+		if json.Unmarshal(v, &value) != nil {
+			return nil, invalid("the value of metadata key %.80q is neither a string nor null", k)
+		}
+		text := ""
+		if value != nil {
+			text = *value
+		}
+		if err := checkLabel(k, text); err != nil {
+			return nil, err
+		}
+		patch[k] = value
+	}
+	return patch, nil
 }
 
 func merge(old map[string]string, patch map[string]*string) map[string]string {

@@ -17,11 +17,11 @@ func (a *API) list(c *call) error {
 	if q.err != nil {
 		return q.err
 	}
-	filter, err := ParseFilter(q.Get("metadata"))
+	filter, err := ParseFilter(strings.Join(q.given("metadata"), "&")) // of several all count
 	if err != nil {
 		return err
 	}
-	states := wantedStates(q.Values["state"])
+	states := wantedStates(q.given("state"))
 
 	all, err := a.everything(c.ctx(), c.who, states, filter)
 	if err != nil {

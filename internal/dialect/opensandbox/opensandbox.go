@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"path"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -174,9 +175,21 @@ func (a *API) Close() {
 // prefix is where the lifecycle API is.
 const prefix = "/v1"
 
+// roots are where the API's paths begin behind the prefix.
+var roots = []string{"/sandboxes", "/snapshots", "/pools", "/templates"}
+
+// unprefixed tells whether a request leaves the prefix out, which OpenSandbox allows. Such paths are another dialect's, unless
+// the key comes under OpenSandbox's own name.
+func unprefixed(r *http.Request) bool {
+	return r.Header.Get(headerKey) != "" && slices.ContainsFunc(roots, func(root string) bool {
+		rest, ok := strings.CutPrefix(r.URL.Path, root)
+		return ok && (rest == "" || rest[0] == '/')
+	})
+}
+
 // Matches tells whether a request is for this dialect.
 func (a *API) Matches(r *http.Request) bool {
-	return r.URL.Path == prefix || strings.HasPrefix(r.URL.Path, prefix+"/") || a.Enters(r)
+	return r.URL.Path == prefix || strings.HasPrefix(r.URL.Path, prefix+"/") || a.Enters(r) || unprefixed(r)
 }
 
 // Enters tells whether a request is for a port of a sandbox.
@@ -192,6 +205,14 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if preflight(r) {
 		answerPreflight(w, r)
 		return
+	}
+	if unprefixed(r) {
+		u := *r.URL
+		u.Path = prefix + u.Path
+		if u.RawPath != "" {
+			u.RawPath = prefix + u.RawPath
+		}
+		r.URL = &u
 	}
 	if p := r.URL.EscapedPath(); path.Clean(p) != p && path.Clean(p)+"/" != p {
 		a.noRoute(w, r)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/covehq/cove/internal/dialect/opensandbox/access"
 	"github.com/covehq/cove/internal/dialect/transfer"
+	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
 )
@@ -53,6 +54,7 @@ type plan struct {
 	facts   access.Facts
 	pull    template.PullRequest // of an image
 	given   bool                 // somebody named an entrypoint
+	hook    *Hook                // runs before that; nil: none
 	volumes []wanted
 }
 
@@ -90,6 +92,9 @@ func (req *CreateRequest) plan(most template.Limits) (plan, error) {
 		ID: sandbox.NewID(), Lifetime: req.lifetime(), IdleTimeout: -1, // OpenSandbox knows no idle clock
 		Limits: limits, Metadata: req.Metadata, Env: req.env(),
 	}
+	if pl.hook, err = parseHooks(req.Lifecycle); err != nil {
+		return plan{}, err
+	}
 	if err := pl.network(req.NetworkPolicy); err != nil {
 		return plan{}, err
 	}
@@ -118,8 +123,6 @@ func (req *CreateRequest) check() error {
 		return invalid("timeout: want seconds, 1 or more; leave it out for a sandbox that lives until it is ended")
 	case req.CredentialProxy != nil && req.CredentialProxy.Enabled:
 		return told(http.StatusBadRequest, codeUnsupported, "the credential proxy is not served here yet; leave out credentialProxy")
-	case given(req.Lifecycle):
-		return told(http.StatusBadRequest, codeUnsupported, "lifecycle hooks are not served here yet; leave out lifecycle")
 	}
 	return checkPlatform(req.Platform)
 }
@@ -131,11 +134,17 @@ func given(raw json.RawMessage) bool {
 		return len(bytes.TrimSpace(raw)) > 0
 	}
 	for _, v := range fields {
-		if text := string(bytes.TrimSpace(v)); text != "null" && text != "[]" && text != "{}" {
+		if !empty(v) {
 			return true
 		}
 	}
 	return false
+}
+
+// empty is a value that says nothing.
+func empty(raw json.RawMessage) bool {
+	text := string(bytes.TrimSpace(raw))
+	return text == "" || text == "null" || text == "[]" || text == "{}"
 }
 
 func checkPlatform(p *access.Platform) error {
@@ -177,9 +186,13 @@ func (pl *plan) network(raw json.RawMessage) error {
 		return nil
 	}
 	var p access.Policy
-	if err := transfer.Decode(raw, &p); err != nil {
-		return err
+	if raw[0] != '{' {
+		return invalid("networkPolicy is not a JSON object")
 	}
+	if err := transfer.Decode(raw, &p); err != nil {
+		return invalid("networkPolicy: %s", fault.Message(err))
+	}
+	p.Normalise()
 	n, narrows, err := p.Network()
 	if err != nil {
 		return as(codeInvalid, err)

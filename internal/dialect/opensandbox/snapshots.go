@@ -234,7 +234,7 @@ func (a *API) listSnapshots(c *call) error {
 	if q.err != nil {
 		return q.err
 	}
-	states, of, name := wantedStates(q.Values["state"]), q.Get("sandboxId"), q.Get("name")
+	states, of, name := wantedStates(q.given("state")), q.Get("sandboxId"), q.Get("name")
 
 	all, err := a.allSnapshots(c.ctx(), c.who)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/policy"
@@ -50,6 +51,21 @@ func (p Policy) Default() Action {
 	}
 	return p.DefaultAction
 }
+
+// Normalise writes a policy as it is compared: the case of actions does not matter, nor what is around a target.
+func (p *Policy) Normalise() {
+	p.DefaultAction = lower(p.Default())
+	for i := range p.Egress {
+		p.Egress[i].Normalise()
+	}
+}
+
+// Normalise does the same for one rule.
+func (r *Rule) Normalise() {
+	r.Action, r.Target = lower(r.Action), strings.TrimSpace(r.Target)
+}
+
+func lower(a Action) Action { return Action(strings.ToLower(string(a))) }
 
 // MaxRules is how many rules a policy may have.
 const MaxRules = 4096

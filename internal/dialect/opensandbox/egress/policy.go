@@ -114,7 +114,7 @@ func decodePolicy(raw []byte) (access.Policy, error) {
 			return p, fault.New(fault.Invalid, "the body is not the JSON of a policy: {\"defaultAction\", \"egress\": [{\"action\", \"target\"}]}")
 		}
 	}
-	p.DefaultAction = access.Action(strings.ToLower(string(p.Default())))
+	p.Normalise()
 	return p, checkRules(p.Egress)
 }
 
@@ -132,8 +132,7 @@ func checkRules(rules []access.Rule) error {
 		return &refusal{http.StatusRequestEntityTooLarge, "EGRESS::TOO_LARGE", "a policy has at most 4096 rules"}
 	}
 	for i := range rules {
-		rules[i].Action = access.Action(strings.ToLower(string(rules[i].Action)))
-		rules[i].Target = strings.TrimSpace(rules[i].Target)
+		rules[i].Normalise()
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/coder/websocket"
@@ -43,6 +44,10 @@ func (h *Handler) attachTerminal(c *call) error {
 	t, err := c.room.terminal(c.r.PathValue("id"))
 	if err != nil {
 		return err
+	}
+	if !strings.EqualFold(c.r.Header.Get("Upgrade"), "websocket") { // before it begins a shell, or takes one over
+		c.w.Header().Set("Upgrade", "websocket")
+		return &refusal{http.StatusUpgradeRequired, codeUnsupported, "a terminal is joined by a WebSocket"}
 	}
 	q := c.r.URL.Query()
 	since, err := strconv.ParseInt(q.Get("since"), 10, 64)

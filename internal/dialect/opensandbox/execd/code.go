@@ -166,7 +166,11 @@ func (enc *cellEncoder) add(e *agentapi.Event) (last bool) {
 			enc.out.add(event{Type: "result", Results: results(e.Result)})
 		}
 	case agentapi.EventError:
-		enc.fail(&eventError{Name: e.Error.Name, Value: e.Error.Value, Traceback: e.Error.Traceback})
+		value := e.Error.Value
+		if value == "" && e.Error.Name == endNames[agentapi.OutcomeInterrupted] { // clients look for one
+			value = "the cell was interrupted"
+		}
+		enc.fail(&eventError{Name: e.Error.Name, Value: value, Traceback: e.Error.Traceback})
 	case agentapi.EventEnd:
 		enc.end(e.End)
 		return true
@@ -253,7 +257,7 @@ func (h *Handler) interruptCode(c *call) error {
 		return err
 	}
 	if _, ok := programs[known.Language]; ok {
-		if err := h.interruptProgram(c, id); err != nil {
+		if err := h.interruptProgram(c, id, known.Language); err != nil {
 			return err
 		}
 		return c.nothing()

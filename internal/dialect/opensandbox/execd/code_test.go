@@ -2,10 +2,12 @@ package execd_test
 
 import (
 	"bufio"
+	"context"
 	"os/exec"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 func needs(t *testing.T, program string) {
@@ -79,7 +81,9 @@ func TestCodeInJava(t *testing.T) {
 	}{
 		{"System.out.print(\"Hello\");\nint result = 2 + 2;\nresult", []string{"init", "stdout Hello", "result \"4\"", "execution_complete"}},
 		{"int f(int a) {\n  return a * 2;\n}\nf(result)", []string{"init", "result \"8\"", "execution_complete"}},
-		{"throw new IllegalStateException(\"bad\");", []string{"init", "error java.lang.IllegalStateException bad"}},
+		{"throw new IllegalStateException(\"bad\");", []string{"init", "error EvalException java.lang.IllegalStateException: bad"}},
+		{"throw new RuntimeException();", []string{"init", "error EvalException java.lang.RuntimeException"}},
+		{"int wrong = nothing;", []string{"init", "error CompilationException cannot find symbol\n  symbol:   variable nothing\n  location: class"}},
 		{"System.exit(3);", []string{"init", "error KernelDied the kernel of java ended: exited with status 3; variables are lost, the next run starts a fresh kernel"}},
 		{"1 + 1", []string{"init", "result \"2\"", "execution_complete"}},
 	} {
@@ -91,26 +95,51 @@ func TestCodeInJava(t *testing.T) {
 	if x, y := strings.Count(long, "#"), strings.Count(long, "%"); x != 3<<20 || y < 1<<17 || y >= 1<<20 || !strings.HasSuffix(long, "execution_complete") {
 		t.Fatalf("%d of the output, %d of the value, then %q", x, y, long[max(0, len(long)-80):])
 	}
-	resp := w.send(t.Context(), "POST", "/code", map[string]any{"code": "System.out.print(1); while (true) Thread.sleep(10);", "context": in})
-	defer resp.Body.Close()
-	stream := bufio.NewReader(resp.Body)
-	for e, _ := nextEvent(t, stream); e.Type != "stdout"; e, _ = nextEvent(t, stream) {
-	}
-	if a := w.ask("DELETE", "/code?id="+in.ID, nil); a.status != 200 {
-		t.Fatalf("got %+v", a)
-	}
-	var last event
-	for e, more := nextEvent(t, stream); more; e, more = nextEvent(t, stream) {
-		last = e
-	}
-	if last.Error == nil || last.Error.Name != "KeyboardInterrupt" {
-		t.Fatalf("got %+v", last)
-	}
+	w.interrupts(in, "System.out.print(1); while (true) Thread.sleep(10);", "stdout")
 	if got := run("1 + 1"); !slices.Equal(got, []string{"init", "result \"2\"", "execution_complete"}) {
 		t.Fatalf("got %q", got)
 	}
 	if a := w.ask("DELETE", "/code/contexts/"+in.ID, nil); a.status != 200 {
 		t.Fatalf("got %+v", a)
+	}
+}
+
+func TestJavaIsInterruptedBeforeItsKernelHasStarted(t *testing.T) {
+	needs(t, "jshell")
+	w := newWorld(t)
+	var in codeContext
+	w.json(w.ask("POST", "/code/context", map[string]any{"language": "java"}), &in)
+	if a := w.ask("DELETE", "/code?id="+in.ID, nil); a.status != 200 { // of nothing, which the next cell must not feel
+		t.Fatalf("got %+v", a)
+	}
+	for range 2 { // the second cell finds a kernel
+		w.interrupts(in, "while (true) {}", "init")
+		got := told(w.stream("/code", map[string]any{"code": "1 + 1", "context": in}))
+		if !slices.Equal(got, []string{"init", "result \"2\"", "execution_complete"}) {
+			t.Fatalf("got %q", got)
+		}
+	}
+}
+
+// interrupts runs code that never ends and interrupts it once it has told an event of a kind.
+func (w *world) interrupts(in codeContext, code, after string) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), time.Minute)
+	defer cancel()
+	resp := w.send(ctx, "POST", "/code", map[string]any{"code": code, "context": in})
+	defer resp.Body.Close()
+	stream := bufio.NewReader(resp.Body)
+	for e, _ := nextEvent(w.t, stream); e.Type != after; e, _ = nextEvent(w.t, stream) {
+	}
+	if a := w.ask("DELETE", "/code?id="+in.ID, nil); a.status != 200 {
+		w.t.Fatalf("got %+v", a)
+	}
+	var last event
+	for e, more := nextEvent(w.t, stream); more; e, more = nextEvent(w.t, stream) {
+		last = e
+	}
+	if last.Error == nil || last.Error.Name != "KeyboardInterrupt" || last.Error.Value == "" {
+		w.t.Fatalf("got %+v", last)
 	}
 }
 
@@ -176,7 +205,7 @@ func TestABusyContextIsInterrupted(t *testing.T) {
 	for e, more := nextEvent(t, in); more; e, more = nextEvent(t, in) {
 		last = e
 	}
-	if last.Error == nil || last.Error.Name != "KeyboardInterrupt" {
+	if last.Error == nil || last.Error.Name != "KeyboardInterrupt" || last.Error.Value == "" {
 		t.Fatalf("got %+v", last)
 	}
 	if got := told(w.stream("/code", map[string]any{"code": "7", "context": python})); !slices.Equal(got, []string{"init", `result "7"`, "execution_complete"}) {

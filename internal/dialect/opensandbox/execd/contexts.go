@@ -16,6 +16,8 @@ type codeContext struct {
 	language string
 	busy     bool
 	repl     *repl // of Java, once it runs
+	sent     bool  // and has been given the cell that makes it busy
+	halted   bool  // somebody interrupted that cell before
 	order    int   // of its making
 }
 
@@ -43,7 +45,7 @@ func (r *room) enter(name string) bool {
 	if ctx == nil || ctx.busy {
 		return false
 	}
-	ctx.busy = true
+	ctx.busy, ctx.sent, ctx.halted = true, false, false
 	return true
 }
 

@@ -153,3 +153,16 @@ func TestFilesAreChanged(t *testing.T) {
 		t.Fatalf("got %+v", a)
 	}
 }
+
+func TestAnUploadMayNameAllItsFilesFirst(t *testing.T) {
+	w := newWorld(t)
+	a := w.upload(part{"metadata", `{"path":"a"}`}, part{"metadata", `{"path":"b"}`}, part{"file", "1"}, part{"file", "2"})
+	if a.status != 200 {
+		t.Fatalf("got %+v", a)
+	}
+	for name, want := range map[string]string{"a": "1", "b": "2"} {
+		if got := w.ask("GET", "/files/download?path="+name, nil); got.body != want {
+			t.Errorf("%s: got %+v, want %s", name, got, want)
+		}
+	}
+}

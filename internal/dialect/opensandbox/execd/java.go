@@ -84,16 +84,22 @@ func (h *Handler) runJava(c *call, name, code string) iter.Seq2[agentapi.Event, 
 				yield(agentapi.Event{}, err)
 				return
 			}
-			c.room.setRepl(name, r)
 		}
 		if err := r.send([]byte(code)); err != nil {
+			r.stop()
 			c.room.setRepl(name, nil)
 			yield(agentapi.Event{}, err)
 			return
 		}
-		if !r.follow(yield) {
+		if c.room.sent(name, r) {
+			_ = r.send(nil) // a kernel that has gone tells so below
+		}
+		switch lives := r.follow(yield); {
+		case !lives:
 			r.stop()
 			c.room.setRepl(name, nil)
+		case c.room.repl(name) != r: // its context was deleted before it was known
+			r.stop()
 		}
 	}
 }
@@ -208,6 +214,33 @@ func (r *room) repl(name string) *repl {
 		return ctx.repl
 	}
 	return nil
+}
+
+// sent notes that a context's kernel has its cell, and tells whether somebody has interrupted that meanwhile.
+func (r *room) sent(name string, to *repl) (halted bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ctx := r.contexts[name]
+	if ctx == nil { // deleted meanwhile: nobody waits for it
+		return true
+	}
+	ctx.repl, ctx.sent = to, true
+	return ctx.halted
+}
+
+// halt is the kernel whose cell is to be interrupted; nil: there is none, or the cell has not got there and is remembered.
+func (r *room) halt(name string) *repl {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ctx := r.contexts[name]
+	switch {
+	case ctx == nil || !ctx.busy:
+		return nil
+	case !ctx.sent:
+		ctx.halted = true
+		return nil
+	}
+	return ctx.repl
 }
 
 func (r *room) setRepl(name string, to *repl) {

@@ -26,6 +26,7 @@ class Kernel {
     private static final int MOST_OUTPUT = 64 << 10; // bytes of one frame
     private static final int MOST_TEXT = 256 << 10; // characters of a value or an error, which no frame may exceed
     private static JShell shell;
+    private static int waiting; // cells that have come and are not over, under the class's lock
     private static volatile boolean running;
     private static volatile boolean interrupted;
 
@@ -80,10 +81,9 @@ class Kernel {
         }
         while (true) {
             String cell = CELLS.take();
-            interrupted = false;
             running = true;
             run(cell);
-            running = false;
+            over();
             frame('D', "");
         }
     }
@@ -93,27 +93,48 @@ class Kernel {
             while (true) {
                 int length = in.readInt();
                 if (length == 0) {
-                    interrupted = running;
+                    interrupt();
                     continue;
                 }
-                CELLS.add(new String(in.readNBytes(length), StandardCharsets.UTF_8));
+                come(new String(in.readNBytes(length), StandardCharsets.UTF_8));
             }
         } catch (IOException end) {
             System.exit(0); // nobody asks any more
         }
     }
 
+    private static synchronized void come(String cell) {
+        waiting++;
+        CELLS.add(cell);
+    }
+
+    /** An interrupt is for the cell that came before it, even if that has not begun: a kernel takes seconds to start. */
+    private static synchronized void interrupt() {
+        interrupted = waiting > 0;
+    }
+
+    private static synchronized void over() {
+        waiting--;
+        running = false;
+        interrupted = false;
+    }
+
     /** Stops an interrupted cell, again and again: once may come between two of its statements. */
     private static void insist() {
         try {
             while (true) {
-                if (interrupted && running) {
-                    shell.stop();
-                }
+                stop();
                 Thread.sleep(20);
             }
         } catch (InterruptedException end) {
             Thread.currentThread().interrupt();
+        }
+    }
+
+    /** Under the lock, so that it hits neither the next cell nor a frame that is half written. */
+    private static synchronized void stop() {
+        if (interrupted && running) {
+            shell.stop();
         }
     }
 
@@ -146,17 +167,19 @@ class Kernel {
         if (e.status() == Snippet.Status.REJECTED) {
             StringBuilder text = new StringBuilder();
             shell.diagnostics(e.snippet()).filter(Diag::isError).forEach(d -> text.append(d.getMessage(Locale.ROOT)).append('\n'));
-            frame('X', "CompilationError\n" + text.toString().strip());
+            frame('X', "CompilationException\n" + text.toString().strip());
             return true;
         }
         if (e.exception() == null) {
             return false;
         }
-        String name = e.exception().getClass().getName();
+        // The name is the one that programs know from Jupyter's kernel of Java; what was thrown is in the text.
+        String text = e.exception().getMessage();
         if (e.exception() instanceof EvalException) {
-            name = ((EvalException) e.exception()).getExceptionClassName();
+            String thrown = ((EvalException) e.exception()).getExceptionClassName();
+            text = text == null ? thrown : thrown + ": " + text;
         }
-        frame('X', name + "\n" + (e.exception().getMessage() == null ? "" : e.exception().getMessage()));
+        frame('X', e.exception().getClass().getSimpleName() + "\n" + (text == null ? "" : text));
         return true;
     }
 }

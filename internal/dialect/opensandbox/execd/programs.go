@@ -78,11 +78,14 @@ func (h *Handler) runProgram(ctx context.Context, c *call, name, language, code 
 }
 
 // interruptProgram ends what runs in such a context.
-func (h *Handler) interruptProgram(c *call, name string) error {
-	if r := c.room.repl(name); r != nil {
+func (h *Handler) interruptProgram(c *call, name, language string) error {
+	if language != java {
+		return h.stopProgram(c, name, "SIGINT")
+	}
+	if r := c.room.halt(name); r != nil {
 		return r.send(nil)
 	}
-	return h.stopProgram(c, name, "SIGINT")
+	return nil
 }
 
 // stopProgram sends a signal to all that such a context has started.

@@ -3,6 +3,7 @@ package execd_test
 import (
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 
@@ -110,7 +111,8 @@ func TestUploadsThatAreRefused(t *testing.T) {
 		"no files":                 {nil, "INVALID_FILE"},
 		"a file without metadata":  {[]part{{"file", "x"}}, "INVALID_FILE_METADATA"},
 		"metadata without a file":  {[]part{{"metadata", `{"path":"a"}`}}, "INVALID_FILE_CONTENT"},
-		"metadata twice":           {[]part{{"metadata", `{"path":"a"}`}, {"metadata", `{"path":"a"}`}}, "INVALID_FILE_CONTENT"},
+		"metadata twice":           {[]part{{"metadata", `{"path":"a"}`}, {"metadata", `{"path":"a"}`}, {"file", "x"}}, "INVALID_FILE_CONTENT"},
+		"too much metadata":        {slices.Repeat([]part{{"metadata", `{"path":"a"}` + strings.Repeat(" ", 60_000)}}, 20), "INVALID_FILE_CONTENT"},
 		"metadata that is no JSON": {[]part{{"metadata", `{`}}, "INVALID_FILE_METADATA"},
 		"metadata without a path":  {[]part{{"metadata", `{}`}}, "INVALID_FILE_METADATA"},
 		"a mode that cannot be":    {[]part{{"metadata", `{"path":"a","mode":999}`}}, "INVALID_FILE_METADATA"},

@@ -150,3 +150,14 @@ func TestATerminalWithoutOne(t *testing.T) {
 	}
 	c.hear(func() bool { return c.texts[len(c.texts)-1]["type"] == "exit" })
 }
+
+func TestATerminalIsJoinedByAWebSocketOnly(t *testing.T) {
+	w := newWorld(t)
+	id := w.terminal(t, nil)
+	if a := w.ask("GET", "/pty/"+id+"/ws", nil); a.status != 426 || !strings.Contains(a.body, `"message"`) {
+		t.Fatalf("got %+v", a)
+	}
+	if a := w.ask("GET", "/pty/"+id, nil); !strings.Contains(a.body, `"running":false`) {
+		t.Fatalf("the shell has begun: %+v", a)
+	}
+}

@@ -18,6 +18,7 @@ import (
 const (
 	maxParts    = 20_000   // of an upload: two for each file
 	maxMetadata = 64 << 10 // bytes of what is said of one file
+	maxAhead    = 1 << 20  // bytes of what is said of files that have not come yet
 )
 
 // fileMetadata is what an upload says of a file before the file itself.
@@ -47,7 +48,8 @@ func (h *Handler) upload(c *call) error {
 // uploading is an upload under way.
 type uploading struct {
 	place *place
-	next  *fileMetadata // of the file that has not come yet
+	next  []*fileMetadata // of files that have not come yet, in their order
+	ahead int             // bytes of it
 	files int
 }
 
@@ -55,8 +57,8 @@ func (u *uploading) parts(ctx context.Context, in *multipart.Reader) error {
 	for n := 0; ; n++ {
 		part, err := in.NextRawPart()
 		switch {
-		case err == io.EOF && u.next != nil:
-			return &refusal{http.StatusBadRequest, codeContent, "the file of " + short(u.next.Path) + " is missing"}
+		case err == io.EOF && len(u.next) > 0:
+			return &refusal{http.StatusBadRequest, codeContent, "the file of " + short(u.next[0].Path) + " is missing"}
 		case err == io.EOF && u.files == 0:
 			return &refusal{http.StatusBadRequest, codeFile, "the upload has no files: each is a part metadata and a part file"}
 		case err == io.EOF:
@@ -88,15 +90,19 @@ func (u *uploading) part(ctx context.Context, part *multipart.Part) error {
 }
 
 func (u *uploading) metadata(part io.Reader) error {
-	if u.next != nil {
-		return &refusal{http.StatusBadRequest, codeContent, "the file of " + short(u.next.Path) + " is missing"}
-	}
 	raw, err := io.ReadAll(io.LimitReader(part, maxMetadata+1))
 	if err != nil {
 		return unread(err)
 	}
-	u.next, err = decodeMetadata(raw)
-	return err
+	m, err := decodeMetadata(raw)
+	if err != nil {
+		return err
+	}
+	if u.ahead += len(raw); u.ahead > maxAhead {
+		return &refusal{http.StatusBadRequest, codeContent, "the file of " + short(u.next[0].Path) + " is missing: too much is said of files before they come"}
+	}
+	u.next = append(u.next, m)
+	return nil
 }
 
 // decodeMetadata reads what is said of a file.
@@ -115,11 +121,13 @@ func decodeMetadata(raw []byte) (*fileMetadata, error) {
 }
 
 func (u *uploading) file(ctx context.Context, part io.Reader) error {
-	m := u.next
-	if m == nil {
+	if len(u.next) == 0 {
 		return &refusal{http.StatusBadRequest, codeMetadata, "a part file comes without a part metadata before it"}
 	}
-	u.next = nil
+	m := u.next[0]
+	if u.next = u.next[1:]; len(u.next) == 0 {
+		u.next, u.ahead = nil, 0
+	}
 	u.files++
 	at, err := u.place.at(m.Path)
 	if err != nil {
