@@ -162,6 +162,41 @@ func intact(t *testing.T, dir string) {
 	}
 }
 
+// TestHalfABlob: a server that is killed while it writes a small blob leaves a part of it under its name. Whoever keeps the same
+// bytes makes it whole, and a sweep removes one that nobody names.
+func TestHalfABlob(t *testing.T) {
+	w := newWorld(t, defaults)
+	wanted, unwanted := "wanted by a file", "wanted by nobody"
+	for _, content := range []string{wanted, unwanted} {
+		at := w.blobFile(artifact.Artifact{Tenant: tenant, SHA256: sum(content)})
+		if err := os.MkdirAll(filepath.Dir(at), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(at, []byte(content[:6]), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.stop()
+	w.put("a.txt", wanted)
+	w.start(defaults)
+	list := w.collect("run1")
+	if len(list) != 1 || w.read(list[0]) != wanted {
+		t.Errorf("%+v", list)
+	}
+	if _, err := w.Sweep(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]artifact.Ref{{Tenant: tenant, SHA256: sum(wanted)}}, w.stored()); diff != "" {
+		t.Error(diff)
+	}
+
+	// The other one, which nobody has sent again since, is gone and comes anew.
+	w.put("b.txt", unwanted)
+	if list := w.collect("run2"); len(list) != 1 || w.read(list[0]) != unwanted {
+		t.Errorf("%+v", list)
+	}
+}
+
 // TestPowerLoss: of what was kept in the last moments before the host went down, what is whole stays, and what is not is
 // forgotten rather than named.
 func TestPowerLoss(t *testing.T) {
@@ -208,7 +243,7 @@ func (w *world) spoilMark() {
 // TestDiskTrouble: when a blob cannot be written nothing is lost and nothing is left.
 func TestDiskTrouble(t *testing.T) {
 	w := newWorld(t, defaults)
-	w.put("a.txt", "a")
+	w.put("a.txt", strings.Repeat("a", 200_000)) // more than a draft holds in memory
 	for name, spoil := range map[string]func() (repair func()){
 		"no room for a draft": func() func() {
 			tmp := filepath.Join(w.dir, "blobs", "tmp")

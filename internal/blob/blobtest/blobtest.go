@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/covehq/cove/internal/artifact"
@@ -195,7 +196,17 @@ func busy(t *testing.T, b artifact.Blobs) {
 }
 
 func together(t *testing.T, b artifact.Blobs) {
-	content := strings.Repeat("z", 100_000)
+	for _, size := range []int{5_000, 100_000} {
+		atOnce(t, b, strings.Repeat("z", size))
+	}
+	if refs := all(t, b); len(refs) != 2 {
+		t.Error(refs)
+	}
+}
+
+func atOnce(t *testing.T, b artifact.Blobs, content string) {
+	t.Helper()
+	var fresh atomic.Int32
 	var writers sync.WaitGroup
 	for range 16 {
 		writers.Go(func() {
@@ -208,8 +219,10 @@ func together(t *testing.T, b artifact.Blobs) {
 			if _, err := d.Write([]byte(content)); err != nil {
 				t.Error(err)
 			}
-			if _, err := d.Place(); err != nil {
+			if existed, err := d.Place(); err != nil {
 				t.Error(err)
+			} else if !existed {
+				fresh.Add(1)
 			}
 			if r, err := b.Open("acme", sum(content)); err != nil {
 				t.Error(err)
@@ -223,8 +236,8 @@ func together(t *testing.T, b artifact.Blobs) {
 		})
 	}
 	writers.Wait()
-	if refs := all(t, b); len(refs) != 1 {
-		t.Error(refs)
+	if n := fresh.Load(); n != 1 {
+		t.Errorf("%d writers were the first", n)
 	}
 }
 

@@ -1,6 +1,7 @@
 package local
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -52,11 +53,12 @@ func (s *Shelf) Close() error { return s.blobs.Close() }
 
 // Draft begins a blob.
 func (s *Shelf) Draft(tenant string) (dataset.Draft, error) {
-	d, err := s.blobs.Draft(tenant)
-	if err != nil {
+	d := &draft{store: s.blobs, tenant: tenant, hash: sha256.New()}
+	// It is never made under its name: whoever finds it there takes it for whole and shows it to others.
+	if err := d.spill(); err != nil {
 		return nil, err
 	}
-	return shelved{d.(*draft)}, nil
+	return shelved{d}, nil
 }
 
 type shelved struct{ *draft }

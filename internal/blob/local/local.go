@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/covehq/cove/internal/artifact"
 	"github.com/covehq/cove/internal/fault"
@@ -30,7 +31,7 @@ type Options struct {
 // Store is a directory of blobs:
 //
 //	t-TENANT/ab/abcd…   a blob
-//	tmp/…               blobs on their way, worth nothing to anybody but their writer
+//	tmp/…               large blobs on their way, worth nothing to anybody but their writer
 //
 // One level of 256 directories: with a second, almost every small blob would need a directory of its own, which costs more
 // to make than the blob.
@@ -38,6 +39,7 @@ type Store struct {
 	dir     string
 	options Options
 	root    *os.File
+	placing [256]sync.Mutex // of small blobs, by the first byte of their digest
 }
 
 var _ artifact.Blobs = (*Store)(nil)
@@ -76,25 +78,49 @@ func (s *Store) path(tenant, sum string) (string, error) {
 	return filepath.Join(s.space(tenant), sum[:2], sum), nil
 }
 
+// small is how large a blob may be that is held in memory until its name is known: making its file there at once costs half of
+// making it elsewhere and moving it.
+const small = 64 << 10
+
 // Draft begins a blob.
 func (s *Store) Draft(tenant string) (artifact.Draft, error) {
-	f, err := os.CreateTemp(s.temp(), "")
-	if err != nil {
-		return nil, full(fmt.Errorf("make blob: %w", err))
-	}
-	return &draft{store: s, tenant: tenant, file: f, hash: sha256.New()}, nil
+	return &draft{store: s, tenant: tenant, hash: sha256.New()}, nil
 }
 
 type draft struct {
 	store  *Store
 	tenant string
-	file   *os.File // nil: it was placed or dropped
+	held   []byte   // all that was written, while there is no file
+	file   *os.File // nil: it is small, or was placed or dropped
 	hash   hash.Hash
 	size   int64
 }
 
-func (d *draft) Write(p []byte) (int, error) {
-	n, err := d.file.Write(p)
+// spill moves a draft from memory into a file of its own.
+func (d *draft) spill() error {
+	f, err := os.CreateTemp(d.store.temp(), "")
+	if err != nil {
+		return full(fmt.Errorf("make blob: %w", err))
+	}
+	d.file = f
+	if _, err := f.Write(d.held); err != nil {
+		return full(fmt.Errorf("write blob: %w", err))
+	}
+	d.held = nil
+	return nil
+}
+
+func (d *draft) Write(p []byte) (n int, err error) {
+	if d.file == nil && d.size+int64(len(p)) > small {
+		if err := d.spill(); err != nil {
+			return 0, err
+		}
+	}
+	if d.file == nil {
+		d.held, n = append(d.held, p...), len(p)
+	} else {
+		n, err = d.file.Write(p)
+	}
 	d.hash.Write(p[:n])
 	d.size += int64(n)
 	if err != nil {
@@ -111,48 +137,108 @@ func (d *draft) Size() int64 { return d.size }
 // that was damaged is replaced, and whoever reads it reads on.
 func (d *draft) Place() (existed bool, err error) {
 	defer d.Drop()
-	to, err := d.store.path(d.tenant, d.Sum())
+	digest := d.hash.Sum(nil)
+	sum := hex.EncodeToString(digest)
+	to, err := d.store.path(d.tenant, sum)
 	if err != nil {
 		return false, err
 	}
-	if d.store.options.File != 0o600 {
-		if err := d.file.Chmod(d.store.options.File); err != nil {
-			return false, fmt.Errorf("place blob: %w", err)
-		}
+	put := d.move
+	if d.file == nil {
+		// Whoever places the same bytes waits: what is being written here would look damaged.
+		turn := &d.store.placing[digest[0]]
+		turn.Lock()
+		defer turn.Unlock()
+		put = d.create
 	}
-	err = rename(d.file.Name(), to)
+	err = put(to)
 	if errors.Is(err, fs.ErrNotExist) { // the first of its directory
 		if err = os.MkdirAll(filepath.Dir(to), d.store.options.Dir); err == nil {
-			err = rename(d.file.Name(), to)
+			err = put(to)
 		}
 	}
 	if errors.Is(err, fs.ErrExist) {
-		if d.is(to) {
+		if is(to, sum, d.size) {
 			return true, nil
 		}
-		existed, err = true, errors.Join(d.file.Sync(), os.Rename(d.file.Name(), to))
+		existed, err = true, d.replace(to)
 	}
 	if err != nil {
 		return false, full(fmt.Errorf("place blob: %w", err))
 	}
-	d.file.Close() // what it could tell, Sync does
-	d.file = nil
 	return existed, nil
 }
 
-// is tells whether a file has the draft's bytes.
-func (d *draft) is(path string) bool {
+// create writes a small blob under its name, unless there is one: fs.ErrExist. A server that is killed meanwhile leaves a part of
+// it there, which no artifact names: so it is swept, or replaced by whoever places the whole.
+func (d *draft) create(to string) error {
+	f, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, d.store.options.File)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(d.held)
+	if err == nil {
+		err = d.mode(f)
+	}
+	f.Close() // what it could tell, Sync does
+	if err != nil {
+		_ = os.Remove(to) // it is nobody's yet
+	}
+	return err
+}
+
+// move gives a large blob its name, unless another has it: fs.ErrExist.
+func (d *draft) move(to string) error {
+	if err := d.mode(d.file); err != nil {
+		return err
+	}
+	if err := rename(d.file.Name(), to); err != nil {
+		return err
+	}
+	d.placed()
+	return nil
+}
+
+// replace puts the blob in the place of another, in one step and on the disk before.
+func (d *draft) replace(to string) error {
+	if d.file == nil {
+		if err := d.spill(); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(d.mode(d.file), d.file.Sync(), os.Rename(d.file.Name(), to)); err != nil {
+		return err
+	}
+	d.placed()
+	return nil
+}
+
+func (d *draft) mode(f *os.File) error {
+	if d.store.options.File == 0o600 {
+		return nil
+	}
+	return f.Chmod(d.store.options.File)
+}
+
+// placed lets go of a file that has its name.
+func (d *draft) placed() {
+	d.file.Close() // what it could tell, Sync does
+	d.file = nil
+}
+
+// is tells whether a file has the bytes of a blob.
+func is(path, sum string, size int64) bool {
 	f, err := os.Open(path)
 	if err != nil {
 		return false
 	}
 	defer f.Close()
-	if info, err := f.Stat(); err != nil || info.Size() != d.size {
+	if info, err := f.Stat(); err != nil || info.Size() != size {
 		return false
 	}
-	sum := sha256.New()
-	_, err = io.Copy(sum, f)
-	return err == nil && hex.EncodeToString(sum.Sum(nil)) == d.Sum()
+	has := sha256.New()
+	_, err = io.Copy(has, f)
+	return err == nil && hex.EncodeToString(has.Sum(nil)) == sum
 }
 
 // over is rename for a file system that cannot tell.
@@ -164,6 +250,7 @@ func over(from, to string) error {
 }
 
 func (d *draft) Drop() {
+	d.held = nil
 	if d.file == nil {
 		return
 	}
