@@ -207,7 +207,7 @@ cluster-down:
 	$(GO) run ./test/cluster down
 
 # The driver's contract, the SDKs and the faults on that cluster, with Cove outside and inside of it.
-test-cluster: image
+test-cluster: build
 	test/cluster/run
 
 LINT := bin/golangci-lint
