@@ -43,8 +43,10 @@ type ArtifactLineage struct {
 	Code      string    `json:"code,omitempty"`
 	Outcome   string    `json:"outcome,omitempty"`
 	StartedAt time.Time `json:"started_at,omitzero"`
-	// Same are other artifacts of yours with the same bytes.
+	// Same are other artifacts of yours with the same bytes, the newest first.
 	Same []Artifact `json:"same,omitempty"`
+	// SameTruncated says that there are more: a listing by sha256 has them all.
+	SameTruncated bool `json:"same_truncated,omitempty"`
 }
 
 // ArtifactList is one page of artifacts, newest first.

@@ -146,6 +146,9 @@ func lineageTable(t *table, l *client.ArtifactLineage, now time.Time) {
 	for _, same := range l.Same {
 		row("same bytes", same.ID+" "+same.Path)
 	}
+	if l.SameTruncated {
+		row("same bytes", "… and more")
+	}
 	for i, line := range strings.Split(strings.TrimRight(l.Code, "\n"), "\n") {
 		if l.Code != "" {
 			row(map[bool]string{true: "code", false: ""}[i == 0], strings.ReplaceAll(line, "\t", "    "))

@@ -193,7 +193,7 @@ func Default() Config {
 		Log: Log{Level: "info", Format: "text"}, Sandbox: Sandbox{PausedLifetime: 30 * 24 * time.Hour},
 		Images:    Images{Map: defaultMap()},
 		Artifacts: Artifacts{LinkTTL: 10 * time.Minute, MaxFileSize: 50 << 20, MaxSessionSize: 10 << 30},
-		Sessions:  Sessions{IdleTimeout: 45 * time.Minute, Size: 1 << 30},
+		Sessions:  Sessions{IdleTimeout: 45 * time.Minute, Size: 1 << 30, MaxTenantLog: 4 << 30},
 		Datasets:  Datasets{MaxSize: 20 << 30},
 
 		AgentSandbox: AgentSandbox{Templates: defaultAgentTemplates()},

@@ -24,6 +24,7 @@ type Sessions struct {
 	Size         Size          `toml:"size"`           // of /session
 	Retention    time.Duration `toml:"retention"`      // of a session that is not used any more, with its log; zero: until somebody removes it
 	MaxPerTenant int           `toml:"max_per_tenant"` // sessions, used or not; zero: any number
+	MaxTenantLog Size          `toml:"max_tenant_log"` // of all logs of a tenant's sessions together; zero: no bound
 }
 
 // Datasets bounds data that clients stage.
@@ -56,8 +57,8 @@ func (a Artifacts) validate() error {
 }
 
 func (s Sessions) validate() error {
-	if s.IdleTimeout < 0 || s.Lifetime < 0 || s.Retention < 0 || s.Size <= 0 || s.MaxPerTenant < 0 {
-		return errors.New("sessions: size must be more than nothing, and neither a time nor max_per_tenant can be negative")
+	if s.IdleTimeout < 0 || s.Lifetime < 0 || s.Retention < 0 || s.Size <= 0 || s.MaxPerTenant < 0 || s.MaxTenantLog < 0 {
+		return errors.New("sessions: size must be more than nothing, and neither a time, max_per_tenant nor max_tenant_log can be negative")
 	}
 	return nil
 }

@@ -238,6 +238,139 @@ func TestALogThatIsFullTellsEndsAlone(t *testing.T) {
 	}
 }
 
+func TestTheLogsOfATenantAreBoundedTogether(t *testing.T) {
+	p := newPlace(t)
+	p.config.MaxLogs = 64 << 10
+	s := p.serve()
+	long := strings.Repeat("x", 4<<10)
+	fill := func(key string) {
+		t.Helper()
+		s.open(key)
+		for range 12 {
+			if err := s.Note(t.Context(), acme, key, session.LogLine{Event: session.LogDatasetFailed, Message: long}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	total := func() (n int64) {
+		t.Helper()
+		logs, err := filepath.Glob(filepath.Join(p.dir, "sessions", "t-acme", "*", "session.log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range logs {
+			info, err := os.Stat(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += info.Size()
+		}
+		return n
+	}
+	for _, key := range []string{"a", "b"} {
+		fill(key)
+	}
+	if n := total(); n > 2*p.config.MaxLogs {
+		t.Errorf("logs that may have %d bytes have %d", p.config.MaxLogs, n)
+	}
+
+	other := auth.Principal{Tenant: "globex"}
+	if _, _, err := s.Ensure(t.Context(), other, "a", session.Request{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Note(t.Context(), other, "a", session.LogLine{Event: session.LogDatasetFailed, Message: long}); err != nil {
+		t.Fatal(err)
+	}
+	if line := last(t, s, other, "a"); line.Message != long {
+		t.Errorf("another tenant's line is %+v", line)
+	}
+
+	s.close() // the next server counts what is there
+	s = p.serve()
+	fill("d")
+	if line := last(t, s, acme, "d"); line.Message != "" {
+		t.Errorf("a line after a restart tells %.40q", line.Message)
+	}
+	if n := total(); n > 2*p.config.MaxLogs {
+		t.Errorf("after a restart logs that may have %d bytes have %d", p.config.MaxLogs, n)
+	}
+	for _, key := range []string{"a", "b", "d"} {
+		if err := s.Remove(t.Context(), acme, key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fill("e")
+	if line := last(t, s, acme, "e"); line.Message != long {
+		t.Errorf("a line after the others were removed is %+v", line)
+	}
+}
+
+// last is the last line of a log.
+func last(t *testing.T, s *server, who auth.Principal, key string) (line session.LogLine) {
+	t.Helper()
+	for text, err := range s.Log(t.Context(), who, key, session.LogQuery{Last: 1}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(text, &line); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return line
+}
+
+// counted is a domain that counts the events it tells.
+type counted struct {
+	*sandbox.Manager
+	told *atomic.Int32
+}
+
+func (c counted) Events(ctx context.Context, p auth.Principal, q sandbox.EventQuery) iter.Seq2[sandbox.LifecycleEvent, error] {
+	return func(yield func(sandbox.LifecycleEvent, error) bool) {
+		for event, err := range c.Manager.Events(ctx, p, q) {
+			c.told.Add(1)
+			if !yield(event, err) {
+				return
+			}
+		}
+	}
+}
+
+func TestWhoeverBeginsToListenReadsNothingOfThePast(t *testing.T) {
+	p := newPlace(t)
+	told := new(atomic.Int32)
+	p.wrap = func(m *sandbox.Manager) session.Sandboxes { return counted{m, told} }
+	s := p.serve()
+	for range 5 {
+		sb, _, err := s.sandboxes.Create(t.Context(), acme, sandbox.Spec{Template: "python"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.sandboxes.Kill(t.Context(), acme, sb.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	opened := s.open("a")
+	if _, err := s.sandboxes.Kill(t.Context(), acme, opened.Sandbox); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) { // nobody asks: it is heard
+		kept, err := p.store.Session(t.Context(), acme.Tenant, "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if kept.State == session.StateLost {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("a session whose sandbox ended is %s", kept.State)
+		}
+	}
+	if n := told.Load(); n > 6 {
+		t.Errorf("%d events were read to hear of one", n)
+	}
+}
+
 func TestWhatAKernelSaysItHoldsIsBounded(t *testing.T) {
 	long := strings.Repeat("v", 5000)
 	held := agentapi.Holding{Variables: map[string]agentapi.Variable{}}

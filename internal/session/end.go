@@ -235,6 +235,9 @@ func (m *Manager) erase(ctx context.Context, e *entry, s Session) error {
 	if err := os.RemoveAll(m.folder(s)); err != nil {
 		return fmt.Errorf("remove the log of session %s: %w", s.Key, err)
 	}
+	if e.log != nil {
+		e.log.removed()
+	}
 	if err := m.store.RemoveSession(ctx, s.ID); err != nil {
 		return fmt.Errorf("remove session %s: %w", s.Key, err)
 	}
@@ -335,11 +338,10 @@ const (
 	retryMost  = 10 * time.Second
 )
 
-// listen hears a tenant's events until the Manager or the domain ends. What happened before is passed over: whoever begins to
-// listen looks at its session as it is now.
+// listen hears a tenant's events until the Manager or the domain ends. What happened before is passed over, and not even read: a
+// tenant may have had a million sandboxes.
 func (m *Manager) listen(who auth.Principal) {
-	begun := time.Now().Add(-time.Second) // an event is dated before it can be read
-	q := sandbox.EventQuery{Follow: true}
+	q := sandbox.EventQuery{Last: true}
 	for pause := retryFirst; ; pause = min(2*pause, retryMost) {
 		var failed error
 		for event, err := range m.sandboxes.Events(m.life, who, q) {
@@ -347,12 +349,17 @@ func (m *Manager) listen(who auth.Principal) {
 				break
 			}
 			q.After, pause = event.Seq, retryFirst
-			if event.Type == sandbox.LifecycleEnded && event.At.After(begun) {
+			if q.Follow && event.Type == sandbox.LifecycleEnded {
 				m.heard(who, event.Sandbox)
 			}
 		}
-		if failed == nil || m.life.Err() != nil {
+		if m.life.Err() != nil || failed == nil && q.Follow {
 			return
+		}
+		if failed == nil { // from here on everything is heard, so now is the time to look how things are
+			q.Follow, q.Last = true, false
+			m.lookAll(who.Tenant)
+			continue
 		}
 		m.log.Warn("events of sandboxes cannot be read; trying again", "tenant", who.Tenant, "error", failed)
 		select {
@@ -363,16 +370,36 @@ func (m *Manager) listen(who auth.Principal) {
 	}
 }
 
+// lookAll looks at every session of a tenant that has a sandbox, or is about to: it may have ended before anybody listened.
+func (m *Manager) lookAll(tenant string) {
+	m.mu.Lock()
+	var all []string
+	for n := range m.entries {
+		if n.tenant == tenant {
+			all = append(all, n.key)
+		}
+	}
+	m.mu.Unlock()
+	for _, key := range all {
+		m.learn(name{tenant, key}, "")
+	}
+}
+
 // heard takes in that a sandbox has ended. Where that fails, whoever uses the session next finds out.
 func (m *Manager) heard(who auth.Principal, id string) {
 	s, err := m.store.SessionOfSandbox(m.life, who.Tenant, id)
-	if err != nil {
-		if !fault.Is(err, fault.NotFound) && m.life.Err() == nil {
-			m.log.Warn("the session of a sandbox that ended cannot be read", "sandbox", id, "error", err)
-		}
+	if err == nil {
+		m.learn(name{s.Tenant, s.Key}, id)
 		return
 	}
-	e, leave, err := m.enter(s.Tenant, s.Key)
+	if !fault.Is(err, fault.NotFound) && m.life.Err() == nil {
+		m.log.Warn("the session of a sandbox that ended cannot be read", "sandbox", id, "error", err)
+	}
+}
+
+// learn settles a session whose sandbox may have ended; empty is whichever it has.
+func (m *Manager) learn(of name, id string) {
+	e, leave, err := m.enter(of.tenant, of.key)
 	if err != nil {
 		return
 	}
@@ -381,11 +408,11 @@ func (m *Manager) heard(who auth.Principal, id string) {
 		return
 	}
 	defer e.life.free()
-	if e.s == nil || e.s.Sandbox != id {
+	if e.s == nil || id != "" && e.s.Sandbox != id {
 		return
 	}
 	if err := m.settle(m.life, e); err != nil && m.life.Err() == nil {
-		m.log.Warn("the end of a session's sandbox is not recorded yet", "session", s.ID, "tenant", s.Tenant, "error", err)
+		m.log.Warn("the end of a session's sandbox is not recorded yet", "session", e.s.ID, "tenant", e.tenant, "error", err)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 )
 
@@ -31,22 +32,63 @@ const (
 	maxLogFiles  = 100 // artifacts that one line names
 	maxLogConfig = 64 << 10
 	maxLog       = 256 << 20 // from then on a line tells what happened and nothing about it, and soon only the ends of sandboxes do
+	maxLogs      = 4 << 30   // of all sessions of a tenant together: likewise
 )
 
 // folder is where a session's files lie. A tenant's name is escaped, so that it is one name of a file.
-func (m *Manager) folder(s Session) string {
-	return filepath.Join(m.cfg.Dir, "t-"+url.PathEscape(s.Tenant), s.ID)
+func (m *Manager) folder(s Session) string { return filepath.Join(m.folders(s.Tenant), s.ID) }
+
+// folders is where those of all of a tenant's sessions lie.
+func (m *Manager) folders(tenant string) string {
+	return filepath.Join(m.cfg.Dir, "t-"+url.PathEscape(tenant))
+}
+
+// shelf is what the logs of a tenant share; they are measured once.
+func (m *Manager) shelf(tenant string) (*shelf, error) {
+	m.shelving.Lock()
+	defer m.shelving.Unlock()
+	if s := m.shelves[tenant]; s != nil {
+		return s, nil
+	}
+	s, err := newShelf(m.folders(tenant), m.cfg.MaxLogs)
+	if err != nil {
+		return nil, err
+	}
+	m.shelves[tenant] = s
+	return s, nil
 }
 
 // journal is the log of one session: lines are added by one write each, so that what is read is whole lines and perhaps a torn
 // last one.
 type journal struct {
 	dir  string
-	most int64 // bytes of lines that tell everything
+	most int64  // bytes of lines that tell everything
+	all  *shelf // what it shares with the other logs of its tenant
 	seq  int64
 	size int64
 	last lineHead
 	more chan struct{} // closed by the next line
+}
+
+// shelf counts the bytes of all logs of one tenant.
+type shelf struct {
+	most int64
+	used atomic.Int64
+}
+
+// newShelf counts what an earlier server has left. A log that is removed meanwhile is none.
+func newShelf(dir string, most int64) (*shelf, error) {
+	s := &shelf{most: most}
+	sessions, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("measure the logs of a tenant: %w", err)
+	}
+	for _, each := range sessions {
+		if info, err := os.Lstat(filepath.Join(dir, each.Name(), logFile)); err == nil {
+			s.used.Add(info.Size())
+		}
+	}
+	return s, nil
 }
 
 // lineHead is what of a line is remembered.
@@ -57,11 +99,11 @@ type lineHead struct {
 }
 
 // openJournal finds how far a log has come, and cuts off a line that a crash has torn.
-func openJournal(dir string, most int64) (*journal, error) {
+func openJournal(dir string, most int64, all *shelf) (*journal, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of a session: %w", err)
 	}
-	j := &journal{dir: dir, most: most, more: make(chan struct{})}
+	j := &journal{dir: dir, most: most, all: all, more: make(chan struct{})}
 	f, err := os.OpenFile(j.path(), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open the log of a session: %w", err)
@@ -71,9 +113,14 @@ func openJournal(dir string, most int64) (*journal, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read the log of a session: %w", err)
 	}
-	if err := f.Truncate(end); err != nil {
+	size, err := f.Seek(0, io.SeekEnd)
+	if err == nil {
+		err = f.Truncate(end)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("repair the log of a session: %w", err)
 	}
+	all.used.Add(end - size)
 	if len(last) > 0 && json.Unmarshal(last, &j.last) != nil {
 		j.last = lineHead{Seq: end} // damaged: a number that no line before it can have
 	}
@@ -105,8 +152,8 @@ func (j *journal) path() string { return filepath.Join(j.dir, logFile) }
 
 // add numbers, dates and writes a line, as far as there is room for it.
 func (j *journal) add(line LogLine) error {
-	if j.size > j.most {
-		if j.size > j.most+j.most/10 && !line.ends() {
+	if over := max(fill(j.size, j.most), fill(j.all.used.Load(), j.all.most)); over > 1 {
+		if over > 1.1 && !line.ends() {
 			return nil
 		}
 		line = line.bare()
@@ -127,11 +174,15 @@ func (j *journal) add(line LogLine) error {
 		return fmt.Errorf("write the log of a session after %d bytes: %w", n, err)
 	}
 	j.seq, j.size = line.Seq, j.size+int64(len(text))+1
+	j.all.used.Add(int64(len(text)) + 1)
 	j.last = lineHead{line.Seq, line.Event, line.Sandbox}
 	close(j.more)
 	j.more = make(chan struct{})
 	return nil
 }
+
+// fill is how much of what a log may have it has.
+func fill(size, most int64) float64 { return float64(size) / float64(most) }
 
 // ends reports whether a line tells the end of a sandbox.
 func (l LogLine) ends() bool { return l.Event == LogStopped || l.Event == LogSandboxLost }
@@ -167,6 +218,12 @@ func (l LogLine) clipped() LogLine {
 // ended reports whether the last line tells the end of a sandbox.
 func (j *journal) ended(sandbox string) bool {
 	return j.last.Sandbox == sandbox && LogLine{Event: j.last.Event}.ends()
+}
+
+// removed takes in that the log's file is gone.
+func (j *journal) removed() {
+	j.all.used.Add(-j.size)
+	j.size = 0
 }
 
 // close wakes those who follow a log that is removed.

@@ -117,6 +117,7 @@ type Config struct {
 
 	MaxPerTenant int           // sessions; zero: any
 	MaxLog       int64         // bytes of one session's log that tell everything; zero: 256 MiB
+	MaxLogs      int64         // likewise of all logs of one tenant; zero: 4 GiB
 	Grace        time.Duration // that work behind a run has when the server ends; zero: 5 s
 }
 
@@ -148,6 +149,9 @@ type Manager struct {
 	waking  map[string]*waking // checkpoints that are being woken, by their sandboxes
 
 	admitting sync.Mutex // held while a session is counted and added
+
+	shelving sync.Mutex
+	shelves  map[string]*shelf // what the logs of each tenant share
 }
 
 // name is how an entry is found.
@@ -178,13 +182,13 @@ type entry struct {
 // New makes a Manager that Open makes answer. artifacts and datasets may be nil.
 func New(cfg Config, sandboxes Sandboxes, templates Templates, store Store, artifacts Artifacts, datasets DatasetStore, log *slog.Logger) *Manager {
 	cfg.Root = cmp.Or(cfg.Root, "/session")
-	cfg.MaxLog = cmp.Or(cfg.MaxLog, maxLog)
+	cfg.MaxLog, cfg.MaxLogs = cmp.Or(cfg.MaxLog, maxLog), cmp.Or(cfg.MaxLogs, maxLogs)
 	cfg.Grace = cmp.Or(cfg.Grace, 5*time.Second)
 	// Owned by the Manager and ended by Close.
 	life, quit := context.WithCancel(context.Background())
 	return &Manager{
 		cfg: cfg, sandboxes: sandboxes, templates: templates, store: store, artifacts: artifacts, datasets: datasets, log: log,
-		life: life, quit: quit, entries: map[name]*entry{}, tenants: map[string]bool{}, waking: map[string]*waking{},
+		life: life, quit: quit, entries: map[name]*entry{}, tenants: map[string]bool{}, waking: map[string]*waking{}, shelves: map[string]*shelf{},
 	}
 }
 
@@ -265,7 +269,11 @@ func (m *Manager) hold(ctx context.Context, e *entry) error {
 // keep makes a session the one of its entry.
 func (m *Manager) keep(e *entry, s Session) error {
 	if e.log == nil {
-		log, err := openJournal(m.folder(s), m.cfg.MaxLog)
+		all, err := m.shelf(s.Tenant)
+		if err != nil {
+			return err
+		}
+		log, err := openJournal(m.folder(s), m.cfg.MaxLog, all)
 		if err != nil {
 			return err
 		}

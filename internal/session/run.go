@@ -261,7 +261,7 @@ func (m *Manager) whyFailed(ctx context.Context, e *entry, failed error) error {
 	case e.s.State == StateStopped:
 		return fault.Wrap(fault.Gone, failed, "session %s was stopped while the cell ran", e.key)
 	case e.s.State == StateLost || e.s.State == StateReaped:
-		return fault.Wrap(fault.Gone, failed, "%s", fault.Message(goneError(e.s)))
+		return fault.Wrap(fault.Gone, failed, "the cell began and did not come to its end: %s", fault.Message(goneError(e.s)))
 	}
 	return failed
 }

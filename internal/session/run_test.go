@@ -525,7 +525,7 @@ func TestARunWhoseSandboxIsLostIsToldWhatToDoAndNotRunAgainByItself(t *testing.T
 			}
 		}
 	}
-	if !fault.Is(told, fault.Gone) || !strings.Contains(fault.Message(told), "recreate") {
+	if text := fault.Message(told); !fault.Is(told, fault.Gone) || !strings.Contains(text, "recreate") || !strings.Contains(text, "did not come to its end") {
 		t.Errorf("the run was told %v", told)
 	}
 	if diff := cmp.Diff([]session.LogEvent{session.LogStarted, session.LogExecution, session.LogSandboxLost}, s.events("a")); diff != "" {

@@ -104,7 +104,7 @@ func (a *API) artifactLineage(c *call) error {
 	if err != nil {
 		return err
 	}
-	out := client.ArtifactLineage{Artifact: whole}
+	out := client.ArtifactLineage{Artifact: whole, SameTruncated: same.Cursor != ""}
 	if err := a.madeBy(c, &art, &out); err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"maps"
@@ -293,6 +294,21 @@ func TestS4_104_ALateFailureBreaksTheConnection(t *testing.T) {
 	_, body := fetch(t, "GET", strings.Replace(f.link(t, a), f.links.URL, server.URL, 1), nil)
 	if !strings.Contains(body, "broken:") {
 		t.Error("the client takes what came for all of it")
+	}
+}
+
+func TestLineageSaysWhenItDoesNotNameAllThatAreTheSame(t *testing.T) {
+	f := newFiles(t)
+	for i := range artifact.DefaultLimit {
+		f.keep(t, fmt.Sprintf("art_%d", i), "x", "text/plain", "the same", artifact.Origin{Session: "s1", Key: "chat-1"})
+	}
+	got, err := f.client.ArtifactLineage(t.Context(), "art_0")
+	if err != nil || len(got.Same) != artifact.DefaultLimit-1 || got.SameTruncated {
+		t.Errorf("%d others are the same, more %v, %v", len(got.Same), got.SameTruncated, err)
+	}
+	f.keep(t, "art_more", "x", "text/plain", "the same", artifact.Origin{Session: "s1", Key: "chat-1"})
+	if got, err = f.client.ArtifactLineage(t.Context(), "art_0"); err != nil || !got.SameTruncated {
+		t.Errorf("%d others are the same, more %v, %v", len(got.Same), got.SameTruncated, err)
 	}
 }
 

@@ -18,7 +18,7 @@ import httpx
 
 from . import _wire as wire
 from ._calls import DEFAULT_TIMEOUT, PREFIX, Call, Unset, server
-from .errors import CoveError, Timeout, Unavailable, fault, from_answer
+from .errors import CoveError, Timeout, Unavailable, Unreachable, fault, from_answer
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class _Settings:
 
     def failed(self, err: httpx.HTTPError) -> CoveError:
         if isinstance(err, httpx.ConnectError | httpx.ConnectTimeout):
-            return Unavailable(f"no server answers at {self.url}: start one with `cove serve`, or set COVE_URL ({err})")
+            return Unreachable(f"no server answers at {self.url}: start one with `cove serve`, or set COVE_URL ({err})")
         if isinstance(err, httpx.TimeoutException):
             return Timeout(f"the server at {self.url} did not answer in time")
         return Unavailable(f"the connection to {self.url} broke: {err or type(err).__name__}")

@@ -438,6 +438,7 @@ class Lineage:
     outcome: str = ""
     started_at: datetime | None = None
     same: Sequence[ArtifactInfo] = ()
+    same_truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import re
 import sys
@@ -41,21 +42,28 @@ def chat(model: str | None, env_file: str | None, session: str | None) -> int:
     from langgraph.checkpoint.memory import InMemorySaver
 
     from .langgraph_sandbox import Config, SessionManager, make_code_sandbox_tool, make_export_datasets_tool, make_list_datasets_tool
+    from .langgraph_sandbox.config import read_env_file
 
-    config = Config.from_env(env_file or (".env" if os.path.exists(".env") else None))
+    env_file = env_file or (".env" if os.path.exists(".env") else None)
+    if env_file is not None:  # it has the key of a model too, which LangChain looks for in the environment
+        os.environ.update({name: value for name, value in read_env_file(env_file).items() if value})
+    config = Config.from_env(env_file)
+    name = choose_model(model)
+    mind = _model(name)  # before there is a session that somebody would have to stop
     manager = SessionManager.from_config(config)
     key = manager.start(session or f"chat-{uuid.uuid4().hex[:8]}")
     tools = [make(session_manager=manager, session_key_fn=lambda: key)
              for make in (make_code_sandbox_tool, make_export_datasets_tool, make_list_datasets_tool)]
-    name = choose_model(model)
-    agent = create_agent(_model(name), tools, system_prompt=PROMPT, checkpointer=InMemorySaver())
+    agent = create_agent(mind, tools, system_prompt=PROMPT, checkpointer=InMemorySaver())
     print(HELLO.format(mode=config.mode_id(), key=key, model=name, bye=BYE))
-    try:
-        while (line := _ask()) is not None:
-            if line.strip():
-                _answer(agent, line, key)
-    finally:
-        manager.stop(key)
+    with asyncio.Runner() as loop:  # what it awaits can be interrupted, and the code in the sandbox with it
+        try:
+            while (line := _ask()) is not None:
+                if line.strip():
+                    _answer(loop, agent, line, key)
+        finally:
+            manager.stop(key)
+            loop.run(manager.aclose())
     print("Bye.")
     return 0
 
@@ -68,18 +76,37 @@ def _ask() -> str | None:
     return None if BYE in line else line
 
 
-def _answer(agent: Any, line: str, key: str) -> None:
+def _answer(loop: asyncio.Runner, agent: Any, line: str, key: str) -> None:
     config = {"configurable": {"thread_id": key}, "recursion_limit": 25}
     try:
-        for kind, told in agent.stream({"messages": [("user", line)]}, config, stream_mode=["custom", "values"]):
-            if kind == "custom":
-                print(told["text"], end="", flush=True)
-            else:
-                last = told["messages"][-1]
+        print(f"Agent: {loop.run(_told(agent, line, config))}")
+        return
+    except KeyboardInterrupt:
+        print("\nInterrupted.")
     except Exception as err:  # a model or a server that fails is told, and the conversation goes on
         print(f"Something went wrong: {err}")
-        return
-    print(f"Agent: {last.text}")
+    loop.run(_settle(agent, config))
+
+
+async def _told(agent: Any, line: str, config: dict[str, Any]) -> str:
+    """What the agent says in the end; what code prints is shown while it comes."""
+    said = ""
+    async for kind, told in agent.astream({"messages": [("user", line)]}, config, stream_mode=["custom", "values"]):
+        if kind == "custom":
+            print(told["text"], end="", flush=True)
+        else:
+            said = told["messages"][-1].text
+    return said
+
+
+async def _settle(agent: Any, config: dict[str, Any]) -> None:
+    """Answer calls of tools that came to nothing: models refuse a conversation in which one has no answer."""
+    from langchain_core.messages import ToolMessage
+
+    messages = (await agent.aget_state(config)).values.get("messages", [])
+    if messages and (calls := getattr(messages[-1], "tool_calls", None)):
+        answers = [ToolMessage("This call was cut off.", tool_call_id=call["id"], name=call["name"], status="error") for call in calls]
+        await agent.aupdate_state(config, {"messages": answers}, as_node="tools")
 
 
 def choose_model(asked: str | None) -> str:
@@ -99,7 +126,10 @@ def _model(name: str) -> Any:
         return ScriptedModel(script=[_fake], loop=True)
     from langchain.chat_models import init_chat_model
 
-    return init_chat_model(name)
+    try:
+        return init_chat_model(name)
+    except ImportError as err:  # the package of the model's maker
+        raise ValueError(f"model {name}: {err}") from None
 
 
 def _fake(messages: Sequence[Any]) -> Any:

@@ -74,6 +74,10 @@ class Unavailable(CoveError):
     kind = "unavailable"
 
 
+class Unreachable(Unavailable):
+    """No server could be asked, so nothing was done."""
+
+
 class Gone(CoveError):
     """It existed and has ended."""
 

@@ -73,6 +73,12 @@ def test_S4_17_case_does_not_matter_and_a_bad_value_names_the_good_ones(monkeypa
         Config.from_env()
 
 
+@pytest.mark.parametrize("key", ["../up", "a/b", "", "/etc", "..", "a\n"])
+def test_S4_52_the_directory_of_a_session_is_below_the_root(key: str) -> None:
+    with pytest.raises(ValueError, match="session key"):
+        Config.from_env().session_dir(key)
+
+
 @pytest.mark.parametrize("size", ["much", "0", "-1"])
 def test_S4_16_a_size_is_a_number(monkeypatch: pytest.MonkeyPatch, size: str) -> None:
     monkeypatch.setenv("TMPFS_SIZE_MB", size)

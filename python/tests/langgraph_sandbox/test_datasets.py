@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 from test_tools import payload, run  # type: ignore[import-not-found]
 
-from cove import Cove, CoveError
+from cove import Cove, CoveError, Dataset
 from cove.langgraph_sandbox import SessionManager, make_code_sandbox_tool, make_export_datasets_tool, make_list_datasets_tool, make_select_dataset_tool
 from cove.langgraph_sandbox.datasets import cache
 
@@ -276,6 +276,14 @@ def test_S4_88_a_file_that_is_no_parquet_is_told_by_pandas(manager: Make, key: s
 
 
 # --- the file of a session's datasets
+
+
+def test_S4_69_the_cache_has_three_statuses(tmp_path: Path) -> None:
+    path = tmp_path / "cache.json"
+    cache.write_entries(path, [Dataset("a", "staging"), Dataset("b", "loaded")])  # the server knows one status more
+    assert [e["status"] for e in cache.read_entries(path)] == ["pending", "loaded"]
+    path.write_text(json.dumps({"datasets": [{"id": "a", "status": "?"}, {"id": "b"}]}))
+    assert (cache.get_entry_status(path, "a"), cache.get_entry_status(path, "b")) == ("pending", "pending")
 
 
 def test_S4_69_the_cache_keeps_order_and_each_once(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import importlib
 import os
 import pty
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -86,16 +87,16 @@ def test_S4_1_an_editable_install_uses_the_sources(fresh: Path) -> None:
     _inside(fresh, "-m", "pip", "uninstall", "--yes", "--quiet", "cove-sandbox")
 
 
-def _run(module: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return _python("-m", module, **env)
+def _run(module: str, *, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    return _python("-m", module, cwd=cwd, **env)
 
 
 def _example(name: str, **env: str) -> subprocess.CompletedProcess[str]:
     return _python(str(PROJECT.parent / "examples" / "langgraph-sandbox" / name), **env)
 
 
-def _python(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-W", "ignore", *args], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120,
+def _python(*args: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-W", "ignore", *args], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, cwd=cwd,
                           env=os.environ | {"ANTHROPIC_API_KEY": "", "OPENAI_API_KEY": ""} | env)
 
 
@@ -114,6 +115,32 @@ def test_S4_4_the_chat_answers_until_bye() -> None:
     os.close(ours)
     text = said.decode()
     assert chat.returncode == 0 and "3628800" in text and "23" in text and text.rstrip().endswith("Bye."), text
+
+
+def test_the_chat_goes_on_after_an_interrupt() -> None:
+    env = os.environ | {"ANTHROPIC_API_KEY": "", "OPENAI_API_KEY": "", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen([sys.executable, "-W", "ignore", "-m", "cove.chat", "--model", "fake"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True, env=env) as chat:
+        assert chat.stdin and chat.stdout
+        chat.stdin.write("run x = 5; print('be' + 'gun', flush=True); import time; time.sleep(600)\n")
+        chat.stdin.flush()
+        for line in chat.stdout:
+            if "begun" in line:
+                break
+        chat.send_signal(signal.SIGINT)
+        rest, _ = chat.communicate("run print('x is', x)\n/bye\n", timeout=60)
+    assert chat.returncode == 0 and "Interrupted." in rest and "x is 5" in rest and "Traceback" not in rest, rest
+
+
+@pytest.mark.parametrize(("settings", "told"), [
+    ("COVE_CHAT_MODEL=nobody:knows", "nobody"), ("OPENAI_API_KEY=none # of the project", "openai:gpt-4.1")], ids=["model", "key"])
+def test_the_chat_takes_its_model_from_the_settings_of_a_project(server: Cove, tmp_path: Path, settings: str, told: str) -> None:
+    (tmp_path / ".env").write_text(f"{settings}\nDATASET_ACCESS=NONE\n")
+    before = {s.key for s in server.sessions()}
+    done = _run("cove.chat", cwd=tmp_path)
+    assert told in done.stdout + done.stderr and "Traceback" not in done.stderr, done
+    if done.returncode:  # it is told which package or model there is not, and nothing is left behind
+        assert "LangGraph" not in done.stderr and {s.key for s in server.sessions() if s.key.startswith("chat-")} <= before
 
 
 def test_S4_4_S4_123_the_chat_tells_that_there_is_no_server() -> None:

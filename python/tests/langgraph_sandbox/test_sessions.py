@@ -334,6 +334,26 @@ def test_a_tmpfs_session_has_no_directory(manager: Make, key: str, tmp_path: Pat
     assert not (tmp_path / "sessions").exists()
 
 
+def test_a_damaged_log_on_this_host_fails_no_run(manager: Make, key: str) -> None:
+    sm = manager(session_storage="BIND")
+    sm.start(key)
+    sm.exec(key, "x = 1")
+    log = sm.get_session_dir(key) / "session.log"
+    with log.open("a") as f:
+        f.write("no JSON\n[1]\n" + "y" * 300_000 + "\nhalf a line")
+    assert sm.exec(key, "print(x)")["stdout"] == "1\n"
+    seen = [json.loads(line)["seq"] for line in log.read_text().splitlines() if line.startswith("{")]
+    assert seen == [1, 2, 3]  # nothing twice
+    log.unlink()
+    assert sm.exec(key, "x = 2")["ok"]
+    assert len(log.read_text().splitlines()) == 4  # the server has it all
+    sm.stop(key)
+    sm.cove.get_session(key).remove()
+    log.unlink()
+    sm.start(key)  # another session of that key, with nothing to put aside
+    assert json.loads(log.read_text().splitlines()[0])["event"] == "session_started"
+
+
 def _viewer(*args: str | Path) -> subprocess.CompletedProcess[str]:
     """The viewer, started by its path as the documents do."""
     return subprocess.run([sys.executable, session_viewer.__file__, *map(str, args)], capture_output=True, text=True)
@@ -413,8 +433,24 @@ def test_S4_116_the_viewer_leaves_out_what_it_is_told(recorded: Path) -> None:
     assert "PYTHON STATE" not in done.stdout and "=== ARTIFACTS" not in done.stdout
 
 
+def test_the_viewer_passes_nothing_on_to_a_terminal(recorded: Path) -> None:
+    """Names of files, variables and modules are a sandbox's choice too."""
+    evil = "\x1b]0;title\x07\ud800"
+    artifact = {"filename": evil, "content_type": evil, "size_bytes": 1, "id": evil, "error": evil}
+    lines = [{"event": "artifacts_created", "timestamp": evil, "artifacts": [artifact]}, {"event": evil},
+             {"event": "code_execution", "code": evil, "stdout": evil, "error": evil}, {"event": "sandbox_lost", "message": evil, "container_id": evil}]
+    (recorded / "session.log").write_text("".join(json.dumps(line) + "\n" for line in lines) + evil[:-1] + "\n")
+    (recorded / "session_metadata.json").write_text(json.dumps({"session_id": evil, "image": evil}))
+    (recorded / "python_state.json").write_text(json.dumps(
+        {"timestamp": evil, "variables": {evil: {"type": evil, "value": evil}}, "imported_modules": [evil]}))
+    (recorded / "artifacts" / evil[:-1]).write_text("")
+    done = _viewer(recorded)
+    assert done.returncode == 0, done.stderr
+    assert "title" in done.stdout and not [c for c in done.stdout if c != "\n" and not c.isprintable()]
+
+
 def test_S4_117_a_session_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    assert (_viewer(tmp_path / "none").returncode, _viewer().returncode != 0, _viewer(tmp_path, "--limit", "x").returncode != 0) == (1, True, True)
+    assert [done.returncode for done in (_viewer(tmp_path / "none"), _viewer(), _viewer(tmp_path, "--limit", "x"))] == [1, 1, 1]
     empty = _viewer(tmp_path)
     assert empty.returncode == 0 and "No session log found" in empty.stdout
 

@@ -7,8 +7,11 @@ import base64
 import inspect
 import json
 import os
+import socket
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -283,6 +286,47 @@ def test_S4_38_a_lost_sandbox_is_told_to_the_model_before_it_is_replaced(manager
     again = run(code, code="print('x' in globals())")
     assert (payload(again)["stdout"], "new sandbox" in payload(again)["note"]) == ("False\n", True)
     assert "note" not in payload(run(code, code="1"))
+
+
+def test_S4_38_a_sandbox_that_is_lost_while_code_runs_is_told_as_that(manager: Make, key: str) -> None:
+    sm = manager()
+    code = make_code_sandbox_tool(session_manager=sm, session_key_fn=lambda: key)
+    run(code, code="x = 1")
+    sandbox = sm.container_for(key)
+
+    def end() -> None:
+        while "begun" not in [e.name for e in sandbox.ls("/session")]:
+            time.sleep(0.01)
+        sandbox.kill()
+
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(end)
+        lost = run(code, code=WAIT)
+        ended.result()
+    told = payload(lost)["stderr"]
+    assert lost.status == "error" and "did not come to its end" in told and "Nothing was run" not in told
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 503 x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"], ids=["broken", "unavailable"])
+def test_D7_a_connection_that_breaks_is_not_told_as_code_that_did_not_run(key: str, answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:  # the test is over
+                    return
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        sm = SessionManager(url=f"http://127.0.0.1:{server.getsockname()[1]}", api_key="k", dataset_access="NONE")
+        told = run(make_code_sandbox_tool(session_manager=sm, session_key_fn=lambda: key), code="1")
+        assert told.status == "error" and told.text.startswith("It is not known whether the code ran"), told.text
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
 
 def test_S4_46_the_tools_timeout_interrupts(manager: Make, key: str) -> None:

@@ -16,6 +16,12 @@ def test_S2_3_a_result_has_four_fields_of_plain_types():
     assert [type(value) for value in vars(result).values()] == [int, str, str, bool]
 
 
+def test_S2_3_a_code_of_its_own_is_told_without_words_that_it_did_not_say() -> None:
+    assert run_snippet("import sys; sys.exit(7)") == ExecResult(exit_code=7, stdout="", stderr="", timed_out=False)
+    killed = run_snippet("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert killed.exit_code == -9 and "SIGKILL" in killed.stderr
+
+
 def test_S2_4_the_defaults():
     parameters = inspect.signature(run_snippet).parameters
     positional = {name: p.default for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD}

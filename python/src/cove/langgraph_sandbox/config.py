@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from .._threads import check_key
+
 SESSION_DIR = "/session"
 ARTIFACTS_DIR = "/session/artifacts"
 STAGED_DIR = "/session/data"
@@ -127,7 +129,7 @@ class Config:
         return self.dataset_access is DatasetAccess.NONE
 
     def session_dir(self, session_id: str) -> Path:
-        return self.sessions_root / session_id
+        return self.sessions_root / check_key(session_id)
 
     def mode_id(self) -> str:
         """The mode's name, such as TMPFS_API."""

@@ -30,8 +30,8 @@ def _forwarded(keys: Iterable[str] | None) -> dict[str, str]:
 
 def _result(said: SnippetResult) -> ExecResult:
     stderr = said.stderr
-    if not stderr and said.exit_code != 0 and not said.timed_out:
-        stderr = said.message  # whoever was killed had no time to say why
+    if not stderr and said.exit_code < 0 and not said.timed_out:
+        stderr = said.message  # whoever was killed had no time to say why; whoever left said what there was to say
     return ExecResult(exit_code=said.exit_code, stdout=said.stdout, stderr=stderr, timed_out=said.timed_out)
 
 

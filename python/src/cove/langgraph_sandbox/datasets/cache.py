@@ -44,7 +44,12 @@ def read_pending_ids(path: PathLike) -> list[str]:
 
 
 def get_entry_status(path: PathLike, dataset_id: str) -> DatasetStatus | None:
-    return next((DatasetStatus(e["status"]) for e in read_entries(path) if e["id"] == dataset_id), None)
+    return next((_status(e.get("status")) for e in read_entries(path) if e["id"] == dataset_id), None)
+
+
+def _status(told: object) -> DatasetStatus:
+    """One of ours: what arrives just now, and what nobody knows, is not there yet."""
+    return DatasetStatus(told) if told in set(DatasetStatus) else DatasetStatus.PENDING
 
 
 def is_cached(path: PathLike, dataset_id: str) -> bool:
@@ -75,7 +80,7 @@ def write_ids(path: PathLike, ids: Iterable[str]) -> None:
 
 def write_entries(path: PathLike, datasets: Iterable[Dataset]) -> None:
     """Make the file tell what the server told."""
-    told = [{"id": d.id, "status": d.status, "timestamp": _stamp(d.updated_at)} for d in datasets]
+    told = [{"id": d.id, "status": _status(d.status).value, "timestamp": _stamp(d.updated_at)} for d in datasets]
     _change(path, lambda _: told)
 
 

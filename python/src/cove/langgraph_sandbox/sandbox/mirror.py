@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ... import _wire as wire
+from ..._threads import KEY
 
 
 def prepare(directory: Path, id: str) -> int:
@@ -20,7 +21,7 @@ def prepare(directory: Path, id: str) -> int:
     same key is put aside."""
     for each in ("artifacts", "data"):
         (directory / each).mkdir(parents=True, exist_ok=True)
-    if (before := _id(directory)) not in ("", id):
+    if (before := _id(directory)) not in ("", id) and (directory / "session.log").exists():
         (directory / "session.log").replace(directory / f"session-{before}.log")
     with _locked(directory / "session.log") as f:
         return _last(f)
@@ -40,7 +41,8 @@ def write(directory: Path, info: wire.SessionInfo, lines: list[dict[str, Any]], 
 
 def _id(directory: Path) -> str:
     try:
-        return str(json.loads((directory / "session_metadata.json").read_text())["id"])
+        id = str(json.loads((directory / "session_metadata.json").read_text())["id"])
+        return id if KEY.fullmatch(id) else ""  # it becomes a part of a name
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 
@@ -92,18 +94,30 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
 
 
 def _last(f: BinaryIO) -> int:
-    """The seq of the last whole line; half a line, left by a crash, is cut off."""
+    """The seq of the last line that tells one; half a line, left by a crash, is cut off, and a damaged one is passed over."""
     end = f.seek(0, os.SEEK_END)
     size = 1 << 16
     while end:
         f.seek(max(0, end - size))
         tail = f.read(end - f.tell())
+        whole = size >= end
         if not tail.endswith(b"\n"):
             cut = tail.rfind(b"\n") + 1
-            if cut or size >= end:
+            if cut or whole:
                 f.truncate(end := end - len(tail) + cut)
                 continue
-        elif (start := tail.rfind(b"\n", 0, -1) + 1) or size >= end:
-            return int(json.loads(tail[start:]).get("seq", 0))
+        lines = tail.split(b"\n")
+        for line in reversed(lines if whole else lines[1:]):
+            if (seq := _seq(line)) is not None:
+                return seq
+        if whole:
+            break
         size *= 4
     return 0
+
+
+def _seq(line: bytes) -> int | None:
+    try:
+        return int(json.loads(line)["seq"])
+    except (ValueError, KeyError, TypeError):
+        return None

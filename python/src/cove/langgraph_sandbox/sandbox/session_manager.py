@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ... import _calls as calls
 from ... import _wire as wire
-from ..._threads import KEY, session_key
+from ..._threads import check_key, session_key
 from ...aio import AsyncCove
 from ...client import Cove, Landing, Sandbox
 from ...errors import Conflict, CoveError, Exhausted, Gone, Invalid, NotFound
@@ -32,13 +32,6 @@ IDLE_TIMEOUT_S = 45 * 60
 DEFAULT_TIMEOUT_S = 30
 
 EXPORTS = Path("exports") / "modified_datasets"
-
-
-def check_key(key: str) -> str:
-    """The key, if it can be one: nothing that could be a path."""
-    if not isinstance(key, str) or not KEY.fullmatch(key):
-        raise ValueError(f"session key {key!r}: want 1 to 128 of letters, digits and ._:@=+- with a letter or digit first")
-    return key
 
 
 def key_for_thread(thread_id: object) -> str:
@@ -159,7 +152,7 @@ class SessionManager:
         try:
             info = yield calls.open_session(key, request)
         except Gone as err:
-            log.warning("session %s: %s A new sandbox is started.", key, err)
+            log.warning("session %s: %s. A new sandbox is started.", key, err)
             info = yield calls.open_session(key, request | {"recreate": True})
         with self._lock:
             self._started.add(key)
@@ -190,11 +183,11 @@ class SessionManager:
             info = yield from self._known(key)
             if info.state == "stopped":
                 raise NotStarted(f"session {key!r} is stopped: call start({key!r}) to go on") from err
-            return self._nothing_ran(key, str(err), "conflict")
+            return self._no_result(key, f"{err}. Nothing was run.", "conflict")
         except Gone as err:
             with self._lock:
                 self._told.add(key)
-            return self._nothing_ran(key, f"The sandbox of this session was lost: {err}. The next start makes a new one.", "lost")
+            return self._no_result(key, f"The sandbox of this session was lost: {err}. The next start makes a new one.", "lost")
         result = self._result(key, out)
         yield from self._copying(key, out)
         yield from self._mirroring(key, None)
@@ -214,8 +207,8 @@ class SessionManager:
             result = yield from self.executing(key, code, timeout, **more)
         return result | ({"note": "A new sandbox was started: variables of earlier calls are gone."} if told else {})
 
-    def _nothing_ran(self, key: str, error: str, outcome: str) -> dict[str, Any]:
-        return {"ok": False, "stdout": "", "stderr": "", "error": f"{error} Nothing was run.", "result": "", "results": [], "artifacts": [],
+    def _no_result(self, key: str, error: str, outcome: str) -> dict[str, Any]:
+        return {"ok": False, "stdout": "", "stderr": "", "error": error, "result": "", "results": [], "artifacts": [],
                 "lost": outcome == "lost", "outcome": outcome, "session_dir": self._session_dir(key)}
 
     def _result(self, key: str, out: wire.SessionOutputInfo) -> dict[str, Any]:

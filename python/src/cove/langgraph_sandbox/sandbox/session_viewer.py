@@ -7,15 +7,21 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 _METADATA = [("Session ID", "session_id"), ("Created", "created_at"), ("Last Used", "last_used"), ("Stopped", "stopped_at"), ("Container ID", "container_id"),
              ("Host Port", "host_port"), ("Storage Mode", "session_storage"), ("Dataset Access", "dataset_access"), ("Image", "image"),
              ("Execution Count", "execution_count"), ("Final Execution Count", "final_execution_count")]
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(1, f"{self.prog}: {message}\n")  # as for a directory that is not there
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="session_viewer", description="Show what happened in a session.")
+    parser = _Parser(prog="session_viewer", description="Show what happened in a session.")
     parser.add_argument("directory", type=Path, help="the session's directory, such as sessions/SESSION_ID")
     parser.add_argument("--limit", type=int, metavar="N", help="only the last N entries of the log")
     parser.add_argument("--no-state", action="store_true", help="without the state of Python")
@@ -58,7 +64,7 @@ def _metadata(told: dict[str, Any] | None) -> Iterator[str]:
         return
     for label, name in _METADATA:
         if told.get(name) is not None:
-            yield f"{label}: {told[name]}"
+            yield f"{label}: {_clean(told[name])}"
 
 
 def _log(path: Path, limit: int | None) -> Iterator[str]:
@@ -72,12 +78,12 @@ def _log(path: Path, limit: int | None) -> Iterator[str]:
             told = json.loads(line)
             yield from _event(told)
         except (ValueError, AttributeError, TypeError):
-            yield f"Invalid log entry: {line[:100]}"
+            yield f"Invalid log entry: {_clean(line[:100])}"
 
 
 def _event(told: dict[str, Any]) -> Iterator[str]:
     kind = told.get("event", "?")
-    yield f"[{told.get('timestamp', '?')}] {kind}"
+    yield f"[{_clean(told.get('timestamp', '?'))}] {_clean(kind)}"
     if kind == "code_execution":
         mark = "✓" if told.get("success") else "✗"
         yield f"  {mark} Code: {_preview(told.get('code', ''), 100)}"
@@ -94,12 +100,12 @@ def _event(told: dict[str, Any]) -> Iterator[str]:
     else:
         for label, name in (("Container", "container_id"), ("Dataset", "dataset"), ("Cause", "cause"), ("Message", "message"), ("Error", "error")):
             if told.get(name):
-                yield f"  {label}: {told[name]}"
+                yield f"  {label}: {_clean(told[name])}"
 
 
 def _created(artifacts: list[dict[str, Any]]) -> Iterator[str]:
     for each in artifacts[:3]:
-        yield f"  - {each.get('filename')} ({each.get('content_type')}, {each.get('size_bytes')} bytes)"
+        yield f"  - {_clean(each.get('filename'))} ({_clean(each.get('content_type'))}, {each.get('size_bytes')} bytes)"
     if len(artifacts) > 3:
         yield f"  ... and {len(artifacts) - 3} more"
 
@@ -109,11 +115,11 @@ def _state(told: dict[str, Any] | None) -> Iterator[str]:
     if told is None:
         yield "No Python state found"
         return
-    yield f"Captured: {told.get('timestamp')}"
+    yield f"Captured: {_clean(told.get('timestamp'))}"
     yield "Variables:"
     for name, variable in sorted((told.get("variables") or {}).items()):
-        yield f"  {name}: {variable.get('type')} = {_preview(str(variable.get('value')), 200)}"
-    modules = sorted(told.get("imported_modules") or [])
+        yield f"  {_clean(name)}: {_clean(variable.get('type'))} = {_preview(str(variable.get('value')), 200)}"
+    modules = sorted(map(_clean, told.get("imported_modules") or []))
     yield f"Modules: {', '.join(modules[:20])}" + (f" ... and {len(modules) - 20} more" if len(modules) > 20 else "")
 
 
@@ -125,10 +131,10 @@ def _artifacts(directory: Path) -> Iterator[str]:
     for path in sorted(root.rglob("*")) if root.is_dir() else []:
         if path.is_file() and not path.is_symlink():
             found = True
-            yield f"{path.relative_to(root)} ({path.stat().st_size} bytes)"
+            yield f"{_clean(path.relative_to(root))} ({path.stat().st_size} bytes)"
     for each in _kept(directory / "session.log"):
         found = True
-        yield f"{each.get('filename')} ({each.get('size_bytes')} bytes, {each.get('id') or each.get('error')})"
+        yield f"{_clean(each.get('filename'))} ({each.get('size_bytes')} bytes, {_clean(each.get('id') or each.get('error'))})"
     if not found:
         yield "No artifacts found"
 
@@ -143,9 +149,14 @@ def _kept(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _preview(text: str, most: int) -> str:
-    """The beginning of a text. Control characters of a sandbox are not for a terminal."""
-    clean = "".join(c if c.isprintable() or c == "\n" else "�" for c in text).strip().replace("\n", "\n    ")
+    """The beginning of a text."""
+    clean = "\n    ".join(map(_clean, text.strip().split("\n")))
     return clean if len(clean) <= most else clean[:most] + "..."
+
+
+def _clean(told: object) -> str:
+    """One line of a text. What a sandbox chose, names of files included, says nothing to a terminal."""
+    return "".join(c if c.isprintable() else "�" for c in str(told))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from ..._wire import Result
 from ...checkpoint import abefore_use, before_use
-from ...errors import CoveError
+from ...errors import CoveError, Timeout, Unavailable, Unreachable
 from .._steps import Work, adrive, drive
 from ..config import DatasetAccess
 from ..sandbox import SessionManager
@@ -68,7 +68,8 @@ def make_code_sandbox_tool(*, session_manager: SessionManager, session_key_fn: C
             result = yield from session_manager.running(
                 key, code, timeout_s, tool_call=call.id, idempotency_key=call.idempotency_key(), on_event=call.teller())
         except CoveError as err:  # the agent goes on and can tell its user
-            return call.answer(f"The code was not run: {_sentence(err)}", [], ok=False)
+            unknown = isinstance(err, Unavailable | Timeout) and not isinstance(err, Unreachable)
+            return call.answer(f"{'It is not known whether the code ran' if unknown else 'The code was not run'}: {_sentence(err)}", [], ok=False)
         text = _code_text(result)
         shown = _images(result["results"]) if images else []
         return call.answer([{"type": "text", "text": text}, *shown] if shown else text, result["artifacts"], result["ok"])
@@ -98,7 +99,7 @@ def _artifact_text(artifacts: list[dict[str, Any]]) -> str:
         return ""
     lines = ["Generated Artifacts:"]
     for a in artifacts:
-        lines.append(f"- {a['path'] or a['name']} ({a['mime']}, {a['size']} bytes)")
+        lines.append(f"- {a['path'] or a['name']} ({', '.join(filter(None, [a['mime'], str(a['size']) + ' bytes']))})")
         lines.append(f"  Not kept: {a['error']}" if a.get("error") else f"  Download: {a.get('url', '')}")
     return "\n".join(lines)
 
