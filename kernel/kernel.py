@@ -124,25 +124,20 @@ class Channel:
             raise ProtocolError("frame of %d bytes is over the limit of %d" % (length, MAX_PAYLOAD))
         return kind, self._read(length, False)
 
-    def passed(self, count):
-        """Wait, a moment at most, until the peer has passed on count events; return how many of them it has not."""
+    def passed(self):
+        """Wait until the peer has passed the last event on; false when it has not within a second, or says something else."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
-        until = time.monotonic() + 0.05
-        while count and self.buffer == b"":
-            left = until - time.monotonic()
-            self.check()
-            if left <= 0 or not poll.poll(left * 1000):
-                break
-            try:
-                word = self.sock.recv(HEADER.size, socket.MSG_DONTWAIT)
-            except OSError:
-                break
-            if word != PASSED:
-                self.buffer += word  # the end of the stream, or what comes after this cell
-                break
-            count -= 1
-        return count
+        self.check()
+        if self.buffer or not poll.poll(1000):
+            return False
+        try:
+            word = self.sock.recv(HEADER.size, socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        if word != PASSED:
+            self.buffer += word  # the end of the stream, or what comes after this cell
+        return word == PASSED
 
     def _read(self, n, at_boundary):
         buffer = self.buffer
@@ -256,10 +251,15 @@ class Pipe(io.FileIO):
     slow = False
     first = None  # what is to be done before anything is written
 
-    def write(self, data):
-        if Pipe.first is not None:
+    @staticmethod
+    def give_way():
+        # Cells run in the main thread: the socket is its alone.
+        if Pipe.first is not None and threading.current_thread() is threading.main_thread():
             first, Pipe.first = Pipe.first, None
             first()
+
+    def write(self, data):
+        self.give_way()
         before, Pipe.last = Pipe.last, self
         if before is not None and before is not self:
             before.settle()
@@ -329,6 +329,7 @@ class Streams:
                     continue
 
     def flush(self):
+        Pipe.give_way()  # also for programs that write after us
         for stream in (getattr(sys, "stdout", None), getattr(sys, "stderr", None), self.stdout, self.stderr):
             try:
                 stream.flush()
@@ -1440,7 +1441,7 @@ class Kernel:
         self.failed = False
         self.rich = False  # this cell's results are wanted as data, too
         self.saved = 0  # pictures that this cell has shown by saving them
-        self.owed = 0  # events that the agent has yet to say it passed on
+        self.hasty = False  # the agent did not answer in time: this cell waits for it no more
         self.pictures = None
         self.streams = Streams()
         self.user_site_seen = False
@@ -1464,7 +1465,7 @@ class Kernel:
             return
         self.streams.flush()
         # What is printed next goes another way and must not overtake what is shown now. The value of a cell is the last.
-        waits = event["type"] == "result" and not event["result"].get("main") and channel.answers
+        waits = event["type"] == "result" and not event["result"].get("main") and channel.answers and not self.hasty
         waits = waits and threading.current_thread() is threading.main_thread()
         if waits:
             event["waits"] = True
@@ -1473,13 +1474,12 @@ class Kernel:
             payload = encode_event(shortened(event, len(payload)))
         self.send(payload)
         if waits:
-            self.owed += 1
             Pipe.first = self.let_pass
 
     def let_pass(self):
         channel = self.channel
-        if channel is not None and self.running and os.getpid() == channel.pid:
-            self.owed = channel.passed(self.owed)
+        if channel is not None and self.running and os.getpid() == channel.pid and not self.hasty:
+            self.hasty = not channel.passed()
 
     def send(self, payload):
         # An interrupt that raised in the middle of a frame would leave half of it on the wire.
@@ -1560,7 +1560,7 @@ class Kernel:
         count = self.shell.count
         self.running, self.failed, self.interrupted = True, False, False
         self.rich, self.saved = bool(request.get("rich")), 0
-        self.owed, Pipe.first = 0, None
+        self.hasty, Pipe.first = False, None
         if self.rich and self.pictures is None:
             self.pictures = Pictures(self)
         self.listen()

@@ -11,7 +11,9 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -43,19 +45,16 @@ func (m *Manager) folders(tenant string) string {
 	return filepath.Join(m.cfg.Dir, "t-"+url.PathEscape(tenant))
 }
 
-// shelf is what the logs of a tenant share; they are measured once.
+// shelf is what the logs of a tenant share; they are measured once, while only that tenant waits.
 func (m *Manager) shelf(tenant string) (*shelf, error) {
 	m.shelving.Lock()
-	defer m.shelving.Unlock()
-	if s := m.shelves[tenant]; s != nil {
-		return s, nil
+	s := m.shelves[tenant]
+	if s == nil {
+		s = &shelf{most: m.cfg.MaxLogs}
+		m.shelves[tenant] = s
 	}
-	s, err := newShelf(m.folders(tenant), m.cfg.MaxLogs)
-	if err != nil {
-		return nil, err
-	}
-	m.shelves[tenant] = s
-	return s, nil
+	m.shelving.Unlock()
+	return s, s.measure(m.folders(tenant))
 }
 
 // journal is the log of one session: lines are added by one write each, so that what is read is whole lines and perhaps a torn
@@ -74,21 +73,34 @@ type journal struct {
 type shelf struct {
 	most int64
 	used atomic.Int64
+
+	measuring sync.Mutex
+	measured  bool
 }
 
-// newShelf counts what an earlier server has left. A log that is removed meanwhile is none.
-func newShelf(dir string, most int64) (*shelf, error) {
-	s := &shelf{most: most}
+// measure counts what an earlier server has left, once. A log that is removed meanwhile is none.
+func (s *shelf) measure(dir string) error {
+	s.measuring.Lock()
+	defer s.measuring.Unlock()
+	if s.measured {
+		return nil
+	}
 	sessions, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("measure the logs of a tenant: %w", err)
+		return fmt.Errorf("measure the logs of a tenant: %w", err)
 	}
+	used := int64(0)
 	for _, each := range sessions {
-		if info, err := os.Lstat(filepath.Join(dir, each.Name(), logFile)); err == nil {
-			s.used.Add(info.Size())
+		info, err := os.Lstat(filepath.Join(dir, each.Name(), logFile))
+		if err == nil {
+			used += info.Size()
+		} else if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
+			return fmt.Errorf("measure the logs of a tenant: %w", err)
 		}
 	}
-	return s, nil
+	s.used.Add(used)
+	s.measured = true
+	return nil
 }
 
 // lineHead is what of a line is remembered.

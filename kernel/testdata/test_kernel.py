@@ -386,6 +386,29 @@ class Leaving(Claims):
             kernel.finish()
         self.assertEqual(kernel.wait(), 5)
 
+    def test_output_waits_for_what_was_shown_before(self):
+        kernel = self.own()
+        kernel.send({"code": "display(1)\nprint('after')\ndisplay(2); display(3)"})
+        shown = []
+        while len(shown) < 3:
+            event = kernel.event()
+            if event["type"] == "result":
+                shown.append(event["result"]["data"]["text/plain"])
+                self.assertTrue(event["waits"])
+                time.sleep(0.1)  # the pipe is empty all the time
+                self.assertEqual(kernel.output(), "after\n" if len(shown) > 1 else "")
+                kernel.send(b"", kind=8)
+        self.assertEqual((shown, kernel.finish()[-1]["end"]["outcome"]), (["1", "2", "3"], "ok"))
+        self.assertEqual(kernel.value("1"), "1")  # a word that nobody waited for is no request
+
+    def test_who_never_answers_is_waited_for_once(self):
+        kernel = self.own()
+        begun = time.monotonic()
+        events = kernel.run("for i in range(400): display(i); print(i)")
+        self.assertEqual(len(events), 402)
+        self.assertLess(time.monotonic() - begun, 20)
+        self.assertTrue(kernel.output(until="399\n").endswith("399\n"))
+
     def test_what_was_printed_before_the_exit_is_heard(self):
         kernel = self.leaves("import sys\nsys.stdout.write('last words')\nsys.exit('why')", 1)
         self.assertEqual(kernel.output(until="words"), "last words")

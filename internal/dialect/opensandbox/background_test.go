@@ -169,9 +169,10 @@ func TestAHookThatTakesLongKeepsItsSandboxPending(t *testing.T) {
 	w := newWorld(t, func(c *opensandbox.Config) { c.Hold = 50 * time.Millisecond })
 	file := filepath.Join(t.TempDir(), "go")
 	id := w.create(`"lifecycle":{"preStart":{"command":["sh","-c","until [ -e ` + file + ` ]; do sleep 0.02; done"]}}`)
-	if state, message := w.state(id); state != "Pending" || !strings.Contains(message, "hook") {
-		t.Errorf("it is %s: %s", state, message)
-	}
+	w.eventually("it is pending for its hook", func() bool {
+		state, message := w.state(id)
+		return state == "Pending" && strings.Contains(message, "hook")
+	})
 	wantFault(t, w.ask("GET", "/sandboxes/"+id+"/proxy/44772/ping", ""), 503, "DOCKER::SANDBOX_NOT_RUNNING")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)

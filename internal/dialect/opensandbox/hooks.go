@@ -87,11 +87,13 @@ func (a *API) prepare(ctx context.Context, who auth.Principal, id string, h *Hoo
 // hookFault is why a hook did not run: mostly, that it is not there.
 func hookFault(err error) error {
 	switch fault.KindOf(err) {
-	case fault.Invalid, fault.NotFound, fault.Denied:
+	case fault.Invalid, fault.NotFound, fault.Denied, fault.Unsupported:
 		return withStatus(http.StatusBadRequest, codeStart, fault.Wrap(fault.Invalid, err, "the preStart hook cannot be started: %s", fault.Message(err)))
 	case fault.Internal, fault.Unavailable, fault.Timeout:
 		return withStatus(http.StatusInternalServerError, codeStart, err)
-	case fault.Unauthed, fault.Conflict, fault.Exhausted, fault.Gone, fault.Unsupported:
+	case fault.Gone: // its time passed, or somebody ended it
+		return withStatus(http.StatusConflict, codeStart, fault.Wrap(fault.Conflict, err, "the sandbox ended while its preStart hook ran: %s", fault.Message(err)))
+	case fault.Unauthed, fault.Conflict, fault.Exhausted:
 	}
 	return err
 }

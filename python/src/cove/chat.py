@@ -44,9 +44,13 @@ def chat(model: str | None, env_file: str | None, session: str | None) -> int:
     from .langgraph_sandbox import Config, SessionManager, make_code_sandbox_tool, make_export_datasets_tool, make_list_datasets_tool
     from .langgraph_sandbox.config import read_env_file
 
+    named = env_file is not None
     env_file = env_file or (".env" if os.path.exists(".env") else None)
     if env_file is not None:  # it has the key of a model too, which LangChain looks for in the environment
-        os.environ.update({name: value for name, value in read_env_file(env_file).items() if value})
+        for name, value in read_env_file(env_file).items():
+            # A file that only lies there says nothing about where keys are sent, and no file says more than the environment.
+            if value and (named or name.endswith("_API_KEY") or name == "COVE_CHAT_MODEL"):
+                os.environ.setdefault(name, value)
     config = Config.from_env(env_file)
     name = choose_model(model)
     mind = _model(name)  # before there is a session that somebody would have to stop
@@ -62,8 +66,10 @@ def chat(model: str | None, env_file: str | None, session: str | None) -> int:
                 if line.strip():
                     _answer(loop, agent, line, key)
         finally:
-            manager.stop(key)
-            loop.run(manager.aclose())
+            try:
+                manager.stop(key)
+            finally:
+                loop.run(manager.aclose())
     print("Bye.")
     return 0
 

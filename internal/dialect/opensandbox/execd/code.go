@@ -75,16 +75,17 @@ func languageOf(name string) string {
 
 // execute runs a cell and tells what it does. The cell goes on when its client leaves, and its context is busy until it ends.
 func (h *Handler) execute(c *call, name, code string) error {
-	if !c.room.enter(name) {
+	entered := c.room.enter(name)
+	if entered == nil {
 		return h.tellFailure(c, name, fault.New(fault.Conflict, "session is busy: context %s runs other code", name))
 	}
 	ctx, cancel := h.lasting(c)
-	events := h.run(ctx, c, name, code)
+	events := h.run(ctx, c, entered, name, code)
 	news, left := make(chan said, 16), make(chan struct{})
 	h.work.Go(func() {
 		defer cancel()
 		defer close(news)
-		leave := sync.OnceFunc(func() { c.room.leave(name) })
+		leave := sync.OnceFunc(func() { c.room.leave(entered) })
 		defer leave()
 		for e, err := range events {
 			if err != nil || e.Type == agentapi.EventEnd {
@@ -101,10 +102,12 @@ func (h *Handler) execute(c *call, name, code string) error {
 }
 
 // run runs code in a context, which is a kernel but for languages that have none.
-func (h *Handler) run(ctx context.Context, c *call, name, code string) iter.Seq2[agentapi.Event, error] {
-	known, _ := c.room.knows(name)
-	if _, ok := programs[known.Language]; ok {
-		return h.runProgram(ctx, c, name, known.Language, code)
+func (h *Handler) run(ctx context.Context, c *call, in *codeContext, name, code string) iter.Seq2[agentapi.Event, error] {
+	switch _, ok := programs[in.language]; {
+	case in.language == java:
+		return h.runJava(c, in, name, code)
+	case ok:
+		return h.runProgram(ctx, c, name, in.language, code)
 	}
 	return h.sandboxes.Run(ctx, c.t.Who, c.id(), agentapi.RunParams{Kernel: name, Code: code, Disconnect: agentapi.DisconnectSurvive})
 }

@@ -37,24 +37,23 @@ func defaultContext(language string) string {
 	return language
 }
 
-// enter makes a context busy, unless it is.
-func (r *room) enter(name string) bool {
+// enter makes a context busy and returns it, or nil when it is busy or not there. Whoever entered goes by it and not by its name,
+// which may be another's before the cell is over.
+func (r *room) enter(name string) *codeContext {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ctx := r.contexts[name]
 	if ctx == nil || ctx.busy {
-		return false
+		return nil
 	}
 	ctx.busy, ctx.sent, ctx.halted = true, false, false
-	return true
+	return ctx
 }
 
-func (r *room) leave(name string) {
+func (r *room) leave(ctx *codeContext) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if ctx := r.contexts[name]; ctx != nil {
-		ctx.busy = false
-	}
+	ctx.busy = false
 }
 
 // know remembers a context.

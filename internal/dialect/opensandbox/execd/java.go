@@ -75,9 +75,9 @@ func (h *Handler) startJava(c *call, name string) (*repl, error) {
 }
 
 // runJava runs a cell in a context's kernel, which is started when there is none.
-func (h *Handler) runJava(c *call, name, code string) iter.Seq2[agentapi.Event, error] {
+func (h *Handler) runJava(c *call, in *codeContext, name, code string) iter.Seq2[agentapi.Event, error] {
 	return func(yield func(agentapi.Event, error) bool) {
-		r := c.room.repl(name)
+		r := c.room.kernelOf(in)
 		if r == nil {
 			var err error
 			if r, err = h.startJava(c, name); err != nil {
@@ -87,19 +87,22 @@ func (h *Handler) runJava(c *call, name, code string) iter.Seq2[agentapi.Event, 
 		}
 		if err := r.send([]byte(code)); err != nil {
 			r.stop()
-			c.room.setRepl(name, nil)
+			c.room.forgo(in, r)
 			yield(agentapi.Event{}, err)
 			return
 		}
-		if c.room.sent(name, r) {
+		halted, gone := c.room.sent(name, in, r)
+		if gone { // deleted meanwhile: nobody could stop what runs there
+			r.stop()
+			yield(agentapi.Event{}, fault.New(fault.Gone, "the context was deleted"))
+			return
+		}
+		if halted {
 			_ = r.send(nil) // a kernel that has gone tells so below
 		}
-		switch lives := r.follow(yield); {
-		case !lives:
+		if !r.follow(yield) {
 			r.stop()
-			c.room.setRepl(name, nil)
-		case c.room.repl(name) != r: // its context was deleted before it was known
-			r.stop()
+			c.room.forgo(in, r)
 		}
 	}
 }
@@ -216,16 +219,21 @@ func (r *room) repl(name string) *repl {
 	return nil
 }
 
-// sent notes that a context's kernel has its cell, and tells whether somebody has interrupted that meanwhile.
-func (r *room) sent(name string, to *repl) (halted bool) {
+func (r *room) kernelOf(ctx *codeContext) *repl {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	ctx := r.contexts[name]
-	if ctx == nil { // deleted meanwhile: nobody waits for it
-		return true
+	return ctx.repl
+}
+
+// sent notes that a context's kernel has its cell, and tells whether somebody has interrupted that meanwhile, or deleted the context.
+func (r *room) sent(name string, ctx *codeContext, to *repl) (halted, gone bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.contexts[name] != ctx {
+		return false, true
 	}
 	ctx.repl, ctx.sent = to, true
-	return ctx.halted
+	return ctx.halted, false
 }
 
 // halt is the kernel whose cell is to be interrupted; nil: there is none, or the cell has not got there and is remembered.
@@ -243,10 +251,11 @@ func (r *room) halt(name string) *repl {
 	return ctx.repl
 }
 
-func (r *room) setRepl(name string, to *repl) {
+// forgo makes a context be without the kernel that it had.
+func (r *room) forgo(ctx *codeContext, had *repl) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if ctx := r.contexts[name]; ctx != nil {
-		ctx.repl = to
+	if ctx.repl == had {
+		ctx.repl = nil
 	}
 }

@@ -51,9 +51,6 @@ func (h *Handler) hasProgram(c *call, language string) error {
 
 // runProgram runs code and yields what it tells. It goes on when the caller leaves.
 func (h *Handler) runProgram(ctx context.Context, c *call, name, language, code string) iter.Seq2[agentapi.Event, error] {
-	if language == java {
-		return h.runJava(c, name, code)
-	}
 	return func(yield func(agentapi.Event, error) bool) {
 		home, err := h.home(c)
 		if err != nil {

@@ -1,49 +1,35 @@
-package execd_test
+package execd
 
-import (
-	"sync/atomic"
-	"testing"
-	"testing/synctest"
-	"time"
+import "testing"
 
-	"github.com/covehq/cove/internal/dialect/opensandbox/execd"
-)
-
-func TestWhatIsKnownOfASandboxEndsWithIt(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var gone atomic.Bool
-		rs := execd.NewRooms(func(id string) bool { return id == "sb1" && gone.Load() })
-		rs.Of("sb1")
-		rs.Of("sb2")
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		if n := rs.Len(); n != 2 {
-			t.Fatalf("%d are known while both live", n)
-		}
-		gone.Store(true)
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		if n := rs.Len(); n != 1 {
-			t.Fatalf("%d are known when one has ended", n)
-		}
-		rs.Close() // and what it had under way is over, or the bubble would say so
-	})
-}
-
-func TestOfManyCommandsTheOldestIsForgotten(t *testing.T) {
-	rs := execd.NewRooms(func(string) bool { return false })
-	defer rs.Close()
-	for range execd.MaxCommands + 10 {
-		if n, err := execd.Admit(rs, "sb1", true); err != nil || n > execd.MaxCommands {
-			t.Fatalf("%d, %v", n, err)
-		}
+func TestACellOfADeletedContextChangesNothingOfTheNext(t *testing.T) {
+	r := &room{contexts: map[string]*codeContext{}}
+	r.know("java", java)
+	first := r.enter("java")
+	if first == nil || r.enter("java") != nil {
+		t.Fatal("a context is busy for all but one")
 	}
-	for range execd.MaxCommands {
-		if _, err := execd.Admit(rs, "sb2", false); err != nil {
-			t.Fatal(err)
-		}
+	delete(r.contexts, "java")
+	r.know("java", java)
+	second := r.enter("java")
+	kernel := &repl{}
+	if halted, gone := r.sent("java", second, kernel); halted || gone {
+		t.Fatal(halted, gone)
 	}
-	if _, err := execd.Admit(rs, "sb2", false); err == nil {
-		t.Fatal("one more runs than may be known")
+
+	if halted, gone := r.sent("java", first, &repl{}); halted || !gone {
+		t.Error(halted, gone)
+	}
+	r.forgo(first, kernel)
+	r.leave(first)
+	if r.enter("java") != nil {
+		t.Error("the end of a cell of another context let a second cell into this one")
+	}
+	if r.repl("java") != kernel {
+		t.Error("a cell of another context changed the kernel of this one")
+	}
+	r.leave(second)
+	if r.enter("java") != second {
+		t.Error("it stays busy")
 	}
 }

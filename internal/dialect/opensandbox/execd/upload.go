@@ -25,6 +25,7 @@ const (
 type fileMetadata struct {
 	Path string `json:"path"`
 	permission
+	said int // the bytes that said so
 }
 
 // upload writes files as they come, one after the other: neither memory nor this host's disk has to hold them.
@@ -98,7 +99,8 @@ func (u *uploading) metadata(part io.Reader) error {
 	if err != nil {
 		return err
 	}
-	if u.ahead += len(raw); u.ahead > maxAhead {
+	m.said = len(raw)
+	if u.ahead += m.said; u.ahead > maxAhead {
 		return &refusal{http.StatusBadRequest, codeContent, "the file of " + short(u.next[0].Path) + " is missing: too much is said of files before they come"}
 	}
 	u.next = append(u.next, m)
@@ -125,9 +127,7 @@ func (u *uploading) file(ctx context.Context, part io.Reader) error {
 		return &refusal{http.StatusBadRequest, codeMetadata, "a part file comes without a part metadata before it"}
 	}
 	m := u.next[0]
-	if u.next = u.next[1:]; len(u.next) == 0 {
-		u.next, u.ahead = nil, 0
-	}
+	u.next, u.ahead = u.next[1:], u.ahead-m.said
 	u.files++
 	at, err := u.place.at(m.Path)
 	if err != nil {

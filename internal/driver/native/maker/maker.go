@@ -421,8 +421,8 @@ const (
 	maxSlots      = 16000
 )
 
-// restingSlots is how many slots stay unused after their sandbox's end, the latest first. What the host's network remembers of one is
-// cleared meanwhile, for many at once and not while somebody waits for a sandbox.
+// restingSlots is how many slots stay unused after their sandbox's end; the one that ended first is used again first. What the host's
+// network remembers of them is cleared meanwhile, for many at once and not while somebody waits for a sandbox.
 const restingSlots = 256
 
 func newSlots() *slots { return &slots{} }

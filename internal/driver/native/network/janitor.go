@@ -126,8 +126,8 @@ const (
 //
 // Each request makes the host walk its table, and so does a listing, which serves them all but takes its time by entry.
 func (n *Network) disconnect(addrs []netip.Addr) error {
-	if len(addrs) > 1 && tracked() < maxListed {
-		return disconnectByListing(addrs)
+	if len(addrs) > 1 && tracked() < maxListed && disconnectByListing(addrs) == nil {
+		return nil
 	}
 	for i, addr := range addrs {
 		m := message{what: "forget connections of " + addr.String(), typ: unix.NFNL_SUBSYS_CTNETLINK<<8 | ctDelete, flags: unix.NLM_F_ACK,
@@ -148,6 +148,7 @@ func (n *Network) disconnect(addrs []netip.Addr) error {
 	return nil
 }
 
+// maxListed is up to how many entries a listing costs less than a second walk through the table.
 const maxListed = 1000
 
 // tracked is how many connections the host remembers, of sandboxes and others.
