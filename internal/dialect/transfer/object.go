@@ -54,7 +54,7 @@ func Object(w http.ResponseWriter, r *http.Request, value any) error {
 // Decode reads one JSON object: strict about types, so that a mistake is no default, and tolerant of fields that a newer
 // client may send.
 func Decode(body []byte, value any) error {
-	body = bytes.TrimSpace(body)
+	body = bytes.Trim(body, " \t\r\n") // what JSON calls space, and nothing else that Unicode does
 	if len(body) == 0 {
 		return nil
 	}
