@@ -49,8 +49,8 @@ def chat(model: str | None, env_file: str | None, session: str | None) -> int:
     if env_file is not None:  # it has the key of a model too, which LangChain looks for in the environment
         for name, value in read_env_file(env_file).items():
             # A file that only lies there says nothing about where keys are sent, and no file says more than the environment.
-            if value and (named or name.endswith("_API_KEY") or name == "COVE_CHAT_MODEL"):
-                os.environ.setdefault(name, value)
+            if value and not os.environ.get(name) and (named or name.endswith("_API_KEY") or name == "COVE_CHAT_MODEL"):
+                os.environ[name] = value
     config = Config.from_env(env_file)
     name = choose_model(model)
     mind = _model(name)  # before there is a session that somebody would have to stop

@@ -5,13 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"maps"
-	"math"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -123,12 +119,7 @@ const (
 
 // disconnect deletes the conntrack entries of connections that these addresses opened. Kernels before 6.6 cannot do
 // that by source (they answer EINVAL, for want of the rest of a tuple) and are asked to list the whole table instead.
-//
-// Each request makes the host walk its table, and so does a listing, which serves them all but takes its time by entry.
 func (n *Network) disconnect(addrs []netip.Addr) error {
-	if len(addrs) > 1 && tracked() < maxListed && disconnectByListing(addrs) == nil {
-		return nil
-	}
 	for i, addr := range addrs {
 		m := message{what: "forget connections of " + addr.String(), typ: unix.NFNL_SUBSYS_CTNETLINK<<8 | ctDelete, flags: unix.NLM_F_ACK,
 			body: attrs{unix.AF_INET, 1, 0, 0}} // version 1: the family counts
@@ -146,22 +137,6 @@ func (n *Network) disconnect(addrs []netip.Addr) error {
 		}
 	}
 	return nil
-}
-
-// maxListed is up to how many entries a listing costs less than a second walk through the table.
-const maxListed = 1000
-
-// tracked is how many connections the host remembers, of sandboxes and others.
-func tracked() int {
-	text, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_count")
-	if err != nil {
-		return math.MaxInt
-	}
-	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		return math.MaxInt
-	}
-	return n
 }
 
 func disconnectByListing(addrs []netip.Addr) error {
