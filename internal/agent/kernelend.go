@@ -85,11 +85,11 @@ func (k *kernel) askWhy(exit *kernelExit, known bool) {
 	}
 }
 
-// awaitWord waits on for the word about an adopted kernel that is dead, unless we know why: then it would change nothing.
+// awaitWord waits on for the word about a kernel that is dead, unless we know why: then it would change nothing.
 func (k *kernel) awaitWord(why error) (exit kernelExit, known bool) {
 	var protocol *agentapi.ProtocolError
 	k.mu.Lock()
-	explained := !k.warm || k.killed != "" || errors.As(why, &protocol)
+	explained := k.killed != "" || errors.As(why, &protocol)
 	k.mu.Unlock()
 	if explained {
 		return exit, false

@@ -46,19 +46,17 @@ func (d *Driver) Fork(ctx context.Context, r sandbox.ForkRequest) (sandbox.Forke
 			err = context.Cause(asked)
 		}
 		cancel(err)
-		if got := <-made; got.err == nil {
-			// They were there before the maker could hear that nobody wants them.
-			wire.CloseAll(got.files)
-			for _, c := range r.Children {
-				err = d.abandon(c.ID, err)
-			}
-		}
-		return sandbox.Forked{}, err
+		got := <-made
+		wire.CloseAll(got.files)
+		return sandbox.Forked{}, d.abandonAll(r.Children, err) // they may have been there before the maker could hear that nobody wants them
 	}
 	h.take(release, branched.Stalled)
 	got := <-made
 	h.letGo()
 	if got.err != nil {
+		if asked.Err() != nil {
+			return sandbox.Forked{}, d.abandonAll(r.Children, got.err) // as above
+		}
 		return sandbox.Forked{}, got.err
 	}
 	forked := *got.response.Forked
@@ -172,12 +170,16 @@ func (d *Driver) welcome(ctx context.Context, r sandbox.ForkRequest, forked sand
 		forked.NotCopied = append(forked.NotCopied, notCopied(lost)...)
 	}
 	if err != nil {
-		for _, c := range r.Children {
-			err = d.abandon(c.ID, err)
-		}
-		return sandbox.Forked{}, err
+		return sandbox.Forked{}, d.abandonAll(r.Children, err)
 	}
 	return forked, nil
+}
+
+func (d *Driver) abandonAll(children []sandbox.ForkChild, cause error) error {
+	for _, c := range children {
+		cause = d.abandon(c.ID, cause)
+	}
+	return cause
 }
 
 // awaitAll asks every branch at once whether it takes cells; what the first of them has lost.

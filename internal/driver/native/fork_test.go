@@ -547,6 +547,25 @@ func TestForkOfABusyKernel(t *testing.T) {
 	})
 }
 
+// TestWhoLeavesAtAnyMomentLeavesNothing has callers give up at every moment of a start and of a fork, also while the maker's
+// answer is on its way to them.
+func TestWhoLeavesAtAnyMomentLeavesNothing(t *testing.T) {
+	parent := start(t)
+	base := takeCensus(t)
+	for limit := time.Millisecond; limit < 60*time.Millisecond; limit += time.Millisecond {
+		if boxes, _, err := parent.forkWithin(limit, 2); err == nil {
+			for _, b := range boxes {
+				b.stop()
+			}
+		}
+		if b, err := startWithin(t, limit/4); err == nil {
+			b.stop()
+		}
+	}
+	base.compareLiving(t)
+	parent.says("the parent", "print(1)", "1")
+}
+
 func TestForkKeepsSignals(t *testing.T) {
 	parent := start(t)
 	parent.value(`

@@ -140,6 +140,9 @@ func (d *Driver) Start(ctx context.Context, r sandbox.StartRequest) error {
 		}
 		response, files, err = d.call(ctx, ask)
 	}
+	if err != nil && ctx.Err() != nil {
+		return d.abandon(r.ID, err) // it may have been there before the maker could hear that nobody wants it
+	}
 	if err != nil {
 		return err
 	}

@@ -166,6 +166,11 @@ func start(t testing.TB, changes ...change) *box {
 
 func tryStart(t testing.TB, changes ...change) (*box, error) {
 	t.Helper()
+	return startWithin(t, 60*time.Second, changes...)
+}
+
+func startWithin(t testing.TB, limit time.Duration, changes ...change) (*box, error) {
+	t.Helper()
 	world.open(t)
 	r := sandbox.StartRequest{
 		ID: fmt.Sprintf("sb%d", world.next.Add(1)), Tenant: tenant, Template: buildTemplate(t, "python"),
@@ -178,7 +183,7 @@ func tryStart(t testing.TB, changes ...change) (*box, error) {
 	}
 	b := &box{t: t, id: r.ID, driver: world.driver}
 	b.agent = newAgent(b)
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	if err := b.driver.Start(ctx, r); err != nil {
 		return nil, err

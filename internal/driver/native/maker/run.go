@@ -80,9 +80,9 @@ func lockFile(ctx context.Context, path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	// What a maker had just forked when it died has its descriptors for a moment more.
+	// What a maker had just forked when it died has its descriptors for a moment more, a long one on a host that is busy.
 	for begun := time.Now(); unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil; {
-		if time.Since(begun) > time.Second {
+		if time.Since(begun) > 5*time.Second {
 			f.Close()
 			return nil, fmt.Errorf("another maker runs on this data directory")
 		}
