@@ -252,8 +252,13 @@ func (m *Manager) erase(ctx context.Context, e *entry, s Session) error {
 // Open takes over what an earlier server left: runs that it did not see the end of are cut off, sandboxes that are no session's
 // are ended, sessions whose sandboxes are gone learn why. Then it sweeps.
 func (m *Manager) Open(ctx context.Context) error {
-	if _, err := m.store.CutRuns(ctx, now()); err != nil {
+	cut, err := m.store.CutRuns(ctx, now())
+	if err != nil {
 		return fmt.Errorf("find runs that were cut off: %w", err)
+	}
+	cutOf := map[string][]Run{}
+	for _, r := range cut {
+		cutOf[r.Session] = append(cutOf[r.Session], r)
 	}
 	sessions, err := m.store.UnsettledSessions(ctx)
 	if err != nil {
@@ -270,7 +275,7 @@ func (m *Manager) Open(ctx context.Context) error {
 	}
 	m.endStrays(ctx, mine)
 	for _, s := range sessions {
-		if err := m.recover(ctx, s); err != nil {
+		if err := m.recover(ctx, s, cutOf[s.ID]); err != nil {
 			m.log.Warn("session is not settled", "session", s.ID, "tenant", s.Tenant, "error", err)
 		}
 	}
@@ -293,8 +298,9 @@ func (m *Manager) endStrays(ctx context.Context, mine map[string]bool) {
 	}
 }
 
-// recover brings one session to where it was before a start that a crash cut short, and takes in the end of its sandbox.
-func (m *Manager) recover(ctx context.Context, s Session) error {
+// recover brings one session to where it was before a start that a crash cut short, tells of the runs that were cut off, and
+// takes in the end of its sandbox.
+func (m *Manager) recover(ctx context.Context, s Session, cut []Run) error {
 	e, leave, err := m.enter(s.Tenant, s.Key)
 	if err != nil {
 		return err
@@ -310,16 +316,32 @@ func (m *Manager) recover(ctx context.Context, s Session) error {
 	if e.s.State == StateStarting {
 		return m.erase(ctx, e, *e.s)
 	}
-	if e.s.Next != "" {
-		s := *e.s
+	if s := *e.s; s.Next != "" || len(cut) > 0 {
 		s.Next = ""
+		for _, r := range cut {
+			s.Runs, s.Failed = max(s.Runs, r.Cell), s.Failed+1
+		}
 		if err := m.save(ctx, e, s); err != nil {
 			return err
 		}
 	}
+	for _, r := range cut {
+		m.logged(e, r.cutLine())
+	}
 	m.attend(s.Tenant)
 	return m.settle(ctx, e)
 }
+
+// cutLine is a run as the log tells it whose server did not see its end.
+func (r Run) cutLine() LogLine {
+	failed := false
+	return LogLine{
+		Event: LogExecution, Sandbox: r.Sandbox, Run: r.ID, Cell: r.Cell, ToolCall: r.ToolCall, Code: r.Code, Success: &failed, Outcome: r.Outcome,
+		Error: cutOff, Message: cutOff,
+	}
+}
+
+const cutOff = "the run was cut off when the server stopped; how far it came is not known"
 
 // attend begins to hear how sandboxes of a tenant end, if nobody does yet.
 func (m *Manager) attend(tenant string) {

@@ -90,8 +90,8 @@ type Store interface {
 	// RunByKey finds one by its idempotency key, and RunOf by its id, or fault.NotFound.
 	RunByKey(ctx context.Context, session string, generation int, key string) (Run, error)
 	RunOf(ctx context.Context, tenant, id string) (Run, error)
-	// CutRuns marks every run without an end as cut off.
-	CutRuns(ctx context.Context, at time.Time) (int, error)
+	// CutRuns marks every run without an end as cut off, and tells which they were.
+	CutRuns(ctx context.Context, at time.Time) ([]Run, error)
 
 	// PutCheckpoint adds one; RemoveCheckpoint of one that is not there is no error.
 	PutCheckpoint(ctx context.Context, c Checkpoint) error

@@ -96,7 +96,7 @@ func TestARunThatACrashCutOffIsToldAndNotRunAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.close()
-	r.ID, r.Key, r.Outcome, r.Answer = "run_cut", "call-2", "", nil // as it stands while it runs
+	r.ID, r.Key, r.Cell, r.Outcome, r.Answer = "run_cut", "call-2", 2, "", nil // as it stands while it runs
 	if err := p.store.BeginRun(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
@@ -107,6 +107,17 @@ func TestARunThatACrashCutOffIsToldAndNotRunAgain(t *testing.T) {
 	}
 	if r, err := s.RunOf(t.Context(), "acme", "run_cut"); err != nil || r.Outcome != session.OutcomeCut {
 		t.Errorf("it is recorded as %+v, %v", r, err)
+	}
+	lines := s.lines("a")
+	if line := lines[len(lines)-1]; line.Run != "run_cut" || line.Event != session.LogExecution || line.Outcome != session.OutcomeCut || line.Success == nil || *line.Success || line.Code != "1" {
+		t.Errorf("the log tells it as %+v", line)
+	}
+	spec.IdempotencyKey = ""
+	if _, err := s.run(t.Context(), "a", spec); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := s.Get(t.Context(), acme, "a"); err != nil || got.Runs != 3 || got.Failed != 1 {
+		t.Errorf("%d runs, %d failed, %v; want the one that was cut off among three", got.Runs, got.Failed, err)
 	}
 }
 

@@ -282,34 +282,45 @@ func (s *Store) RunOf(ctx context.Context, tenant, id string) (session.Run, erro
 }
 
 func (s *Store) oneRun(ctx context.Context, where string, args ...any) (r session.Run, err error) {
-	var begun, ended int64
-	err = s.r.QueryRowContext(ctx, "SELECT "+runColumns+" FROM session_runs WHERE "+where, args...).Scan(
-		&r.ID, &r.Session, &r.Tenant, &r.Sandbox, &r.Cell, &r.Generation, &r.ToolCall, &r.Code, &r.Key, &r.Digest, &r.Outcome, &begun, &ended, &r.Answer)
+	r, err = scanRun(s.r.QueryRowContext(ctx, "SELECT "+runColumns+" FROM session_runs WHERE "+where, args...))
 	if errors.Is(err, sql.ErrNoRows) {
 		return session.Run{}, fault.New(fault.NotFound, "there is no such run")
 	}
 	if err != nil {
 		return session.Run{}, fmt.Errorf("read run: %w", err)
 	}
-	r.Started, r.Ended = fromMicros(begun), fromMicros(ended)
 	return r, nil
 }
 
-// CutRuns marks every run without an end as cut off.
-func (s *Store) CutRuns(ctx context.Context, at time.Time) (n int, err error) {
+func scanRun(row interface{ Scan(...any) error }) (r session.Run, err error) {
+	var begun, ended int64
+	err = row.Scan(&r.ID, &r.Session, &r.Tenant, &r.Sandbox, &r.Cell, &r.Generation, &r.ToolCall, &r.Code, &r.Key, &r.Digest, &r.Outcome, &begun, &ended, &r.Answer)
+	r.Started, r.Ended = fromMicros(begun), fromMicros(ended)
+	return r, err
+}
+
+// CutRuns marks every run without an end as cut off, and tells which they were.
+func (s *Store) CutRuns(ctx context.Context, at time.Time) (cut []session.Run, err error) {
 	err = s.inTx(ctx, func(tx *sql.Tx) error {
-		result, err := tx.ExecContext(ctx, "UPDATE session_runs SET outcome = ?1, ended = ?2 WHERE outcome = ''", session.OutcomeCut, micros(at))
+		cut = nil // a transaction may be tried again
+		rows, err := tx.QueryContext(ctx, "UPDATE session_runs SET outcome = ?1, ended = ?2 WHERE outcome = '' RETURNING "+runColumns, session.OutcomeCut, micros(at))
 		if err != nil {
 			return err
 		}
-		rows, err := result.RowsAffected()
-		n = int(rows)
-		return err
+		defer rows.Close()
+		for rows.Next() {
+			r, err := scanRun(rows)
+			if err != nil {
+				return err
+			}
+			cut = append(cut, r)
+		}
+		return rows.Err()
 	})
 	if err != nil {
-		return 0, fmt.Errorf("cut runs: %w", err)
+		return nil, fmt.Errorf("cut runs: %w", err)
 	}
-	return n, nil
+	return cut, nil
 }
 
 // PutCheckpoint adds a checkpoint.
