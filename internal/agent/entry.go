@@ -55,6 +55,21 @@ func entryType(mode uint32) agentapi.EntryType {
 	}
 }
 
+func special(mode uint32) agentapi.Special {
+	switch mode & syscall.S_IFMT {
+	case syscall.S_IFIFO:
+		return agentapi.SpecialPipe
+	case syscall.S_IFSOCK:
+		return agentapi.SpecialSocket
+	case syscall.S_IFCHR:
+		return agentapi.SpecialChar
+	case syscall.S_IFBLK:
+		return agentapi.SpecialBlock
+	default:
+		return ""
+	}
+}
+
 func entryOf(fd int, p string, n *names) (agentapi.Entry, error) {
 	var st syscall.Stat_t
 	if err := syscall.Fstat(fd, &st); err != nil {
@@ -71,6 +86,7 @@ func entryOf(fd int, p string, n *names) (agentapi.Entry, error) {
 	case agentapi.EntrySymlink:
 		e.Target, _ = readlinkat(fd, "")
 	case agentapi.EntryOther:
+		e.Special = special(st.Mode)
 	}
 	return e, nil
 }

@@ -376,11 +376,23 @@ const (
 	EntryOther   EntryType = "other"
 )
 
+// Special is what an entry of the type other is.
+type Special string
+
+// The kinds of special files.
+const (
+	SpecialPipe   Special = "pipe"
+	SpecialSocket Special = "socket"
+	SpecialChar   Special = "char_device"
+	SpecialBlock  Special = "block_device"
+)
+
 // Entry is one file, as its owner sees it.
 type Entry struct {
 	Name    string            `json:"name"`
 	Path    string            `json:"path"`
 	Type    EntryType         `json:"type"`
+	Special Special           `json:"special,omitempty"` // of the type other
 	Size    int64             `json:"size"`
 	Mode    uint32            `json:"mode"` // permission bits with setuid, setgid, sticky
 	UID     int               `json:"uid"`

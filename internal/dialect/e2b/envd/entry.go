@@ -61,10 +61,24 @@ func fileMode(e *agentapi.Entry) fs.FileMode {
 	case agentapi.EntrySymlink:
 		mode |= fs.ModeSymlink
 	case agentapi.EntryOther:
-		mode |= fs.ModeIrregular
+		mode |= specialMode(e.Special)
 	case agentapi.EntryFile:
 	}
 	return mode
+}
+
+func specialMode(s agentapi.Special) fs.FileMode {
+	switch s {
+	case agentapi.SpecialPipe:
+		return fs.ModeNamedPipe
+	case agentapi.SpecialSocket:
+		return fs.ModeSocket
+	case agentapi.SpecialChar:
+		return fs.ModeDevice | fs.ModeCharDevice
+	case agentapi.SpecialBlock:
+		return fs.ModeDevice
+	}
+	return fs.ModeIrregular
 }
 
 func orNumber(name string, id int) string {

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"connectrpc.com/connect"
@@ -51,6 +52,9 @@ func TestEntries(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := syscall.Mkfifo(w.home+"/d/pipe", 0o644); err != nil {
+		t.Fatal(err)
+	}
 	entry := func(name_ string, kind pb.FileType, size int64, mode uint32, perms string, link *string) *pb.EntryInfo {
 		return &pb.EntryInfo{Name: name_, Type: kind, Path: filepath.Join(w.home, "d", name_), Size: size, Mode: mode, Permissions: perms,
 			Owner: name, Group: group, SymlinkTarget: link, IsSymlink: link != nil}
@@ -59,6 +63,7 @@ func TestEntries(t *testing.T) {
 		entry("dangling", pb.FileType_FILE_TYPE_UNSPECIFIED, 7, 0, "Lrwxrwxrwx", proto.String(w.home+"/d/dangling")),
 		entry("file.txt", pb.FileType_FILE_TYPE_FILE, 5, 0o644, "-rw-r--r--", nil),
 		entry("link", pb.FileType_FILE_TYPE_FILE, 8, 0o644, "Lrwxrwxrwx", &file),
+		entry("pipe", pb.FileType_FILE_TYPE_UNSPECIFIED, 0, 0o644, "prw-r--r--", nil),
 		entry("second", pb.FileType_FILE_TYPE_FILE, 4, 0o644, "Lrwxrwxrwx", &file),
 		entry("up", pb.FileType_FILE_TYPE_DIRECTORY, 2, 0o755, "Lrwxrwxrwx", &w.home),
 	}
