@@ -334,16 +334,6 @@ func (r *Root) Existing(name string) *Group {
 // Name of the group.
 func (g *Group) Name() string { return g.name }
 
-// Adopt moves a process into the group; what it has is charged where it was, what it takes from now on here.
-func (g *Group) Adopt(pid int) error {
-	for _, f := range g.Joiners() {
-		if _, err := f.WriteAt([]byte(strconv.Itoa(pid)), 0); err != nil {
-			return fmt.Errorf("adopt: %w", err)
-		}
-	}
-	return nil
-}
-
 // Joiners are descriptors to which a process that has one thread writes "0" to join the group.
 func (g *Group) Joiners() []*os.File {
 	g.mu.Lock()

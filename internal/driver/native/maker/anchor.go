@@ -108,7 +108,7 @@ type graftHead struct {
 	UID, GID                 uint32
 	Filter, FilterLen        uint32
 	Ops, OpsLen              uint32
-	NoFile, _                uint32
+	NoFile, Joins            uint32
 	PidFD, Error             int32
 	FD                       [4]int32
 }
@@ -132,6 +132,8 @@ func (m *Maker) graft(a *trace.Process, z *zygote, s *shell, who account, p *par
 	}()
 	filter := seccomp.Bytes(seccomp.Delta())
 	h := graftHead{Resume: a.Resume(), UID: uint32(who.uid), GID: uint32(who.gid), NoFile: uint32(min(max(files, 0), int(maxOpenFiles()))), Filter: uint32(binary.Size(graftHead{})), FilterLen: uint32(len(filter) / 8)}
+	joiners := s.group.Joiners()
+	h.Joins = uint32(len(joiners))
 	h.Ops = h.Filter + uint32(len(filter))
 	h.OpsLen = uint32(len(p.ops))
 	ops := slices.Clone(p.ops)
@@ -159,7 +161,7 @@ func (m *Maker) graft(a *trace.Process, z *zygote, s *shell, who account, p *par
 	if err := a.Write(h.Room, b.Bytes()); err != nil {
 		return nil, err
 	}
-	fd, err := z.begin(a, word[:], append([]*os.File{s.pidfd}, theirs...), h, code)
+	fd, err := z.begin(a, word[:], append(append([]*os.File{s.pidfd}, theirs...), joiners...), h, code)
 	if err != nil {
 		return nil, err
 	}

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/covehq/cove/internal/agentapi"
-	"github.com/covehq/cove/internal/driver/native/cgroup"
 	"github.com/covehq/cove/internal/driver/native/trace"
 	"github.com/covehq/cove/internal/driver/native/wire"
 	"github.com/covehq/cove/internal/fault"
@@ -41,14 +40,12 @@ type fork struct {
 
 // baby is one branch that is being made.
 type baby struct {
-	child   sandbox.ForkChild
-	place   *place // until it has a shell
-	group   *cgroup.Group
-	shell   *shell
-	anchor  *trace.Process // until it has a kernel
-	adopted error          // why it is not charged to the branch
-	born    *newborn
-	live    *live
+	child  sandbox.ForkChild
+	place  *place // until it has a shell
+	shell  *shell
+	anchor *trace.Process // until it has a kernel
+	born   *newborn
+	live   *live
 }
 
 // Fork makes copies of a running sandbox. talk is the maker's end of a socket whose other end goes to the kernel by way
@@ -216,7 +213,10 @@ func (f *fork) run(ctx context.Context, cut func()) error {
 	if err != nil {
 		return err
 	}
-	// All copies are made before any of them is changed: each may be the original of the next.
+	// All copies are made before any of them is changed: each may be the original of the next. They begin in the parent's cgroup,
+	// and nobody may stop what is there before they have left.
+	f.parent.shell.moving.RLock()
+	defer f.parent.shell.moving.RUnlock()
 	copied := make(chan struct{})
 	goOn := sync.OnceFunc(func() {
 		_, _ = f.talk.Write([]byte{'D'}) // a kernel that does not listen is its own trouble
@@ -259,18 +259,12 @@ func (f *fork) meet(ctx context.Context) error {
 // that is copied later.
 func (f *fork) copyMemory(goOn func()) error {
 	from := f.from.anchor
-	var work sync.WaitGroup
-	defer work.Wait()
-	f.parent.shell.moving.RLock()
-	defer f.parent.shell.moving.RUnlock()
 	for i, b := range f.babies {
 		a, err := from.Fork()
 		if err != nil {
 			return whyNotCopied(err)
 		}
 		b.anchor = a
-		// What is written from now on is the branch's.
-		work.Go(func() { b.adopted = a.Hold(b.group.Adopt) })
 		if i > 0 {
 			continue
 		}
@@ -365,10 +359,9 @@ func (f *fork) gather() error {
 			if err != nil {
 				return err
 			}
-			b.place, b.group = &at, at.group
+			b.place = &at
 			continue
 		}
-		b.group = b.shell.group
 		if n := b.shell.takeKernel(); n != nil {
 			n.end() // a branch brings its own
 		}
@@ -423,10 +416,6 @@ func (f *fork) shelter(ctx context.Context, b *baby) (err error) {
 func (f *fork) become(b *baby) error {
 	a := b.anchor
 	b.anchor = nil // whoever makes the kernel has it now
-	if b.adopted != nil {
-		a.Kill()
-		return fault.Wrap(fault.Unavailable, b.adopted, "the kernel's copy has ended")
-	}
 	var err error
 	if b.born, err = f.m.graft(a, f.from.zygote, b.shell, kernelAccount(f.parent.pool.template), f.parts, b.child.Limits.OpenFiles); err == nil {
 		b.live.turn.RLock()

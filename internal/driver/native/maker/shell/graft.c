@@ -23,6 +23,7 @@ enum { CLONE_VM = 0x100, CLONE_FILES = 0x400, CLONE_PIDFD = 0x1000, CLONE_VFORK 
 enum { PROT_READ = 1, PROT_WRITE = 2, MAP_SHARED = 1, MAP_PRIVATE = 2, MAP_ANONYMOUS = 32, MREMAP_MAYMOVE = 1, MREMAP_FIXED = 2 };
 enum { O_RDWR = 2, O_NOCTTY = 0400, O_NONBLOCK = 04000, SOL_SOCKET = 1, SCM_RIGHTS = 1, PR_SET_DUMPABLE = 4, PR_CAP_AMBIENT = 47, CLEAR_ALL = 4 };
 enum { MSG_PEEK = 2, MSG_DONTWAIT = 0x40, ANCHOR_SOCKET = 3, KERNEL_SOCKET = 3, FIRST_FREE = 16, EXIT_SETUP = 71, STACK = 16 << 10 };
+enum { FDS = 4, MAX_JOINS = 28 };
 
 // Mirrored in anchor.go and memory.go: change both.
 struct op {
@@ -46,9 +47,9 @@ struct graft {
 	u32 uid, gid;
 	u32 filter, filter_len; // where it is; instructions
 	u32 ops, ops_len;
-	u32 nofile, unused; // 0: as it is
-	i32 pidfd, error; // told by the helper
-	i32 fd[4];        // the sandbox's PID 1, socket, standard output, standard error
+	u32 nofile, joins; // 0: as it is; how many cgroups it joins
+	i32 pidfd, error;  // told by the helper
+	i32 fd[FDS];       // the sandbox's PID 1, socket, standard output, standard error
 };
 
 // spawn is clone with a stack for the child, which calls f with g.
@@ -205,7 +206,17 @@ static void help(struct graft *g)
 	sys1(NR_exit, 0);
 }
 
-// receive takes the descriptors that are meant for this copy; older ones were for others that did not come to take them.
+// join makes this process one of the cgroup of a descriptor. A thread that moves itself does not wait for every fork on the
+// host to finish, as one that is moved does.
+static i64 join(i32 fd)
+{
+	i64 ret = sys3(NR_write, fd, (i64)"0", 1);
+	sys1(NR_close, fd);
+	return ret;
+}
+
+// receive takes the descriptors that are meant for this copy, and has it join its cgroups; older ones were for others that did
+// not come to take them.
 static i64 receive(struct graft *g)
 {
 	for (;;) {
@@ -217,8 +228,9 @@ static i64 receive(struct graft *g)
 		struct {
 			u64 len;
 			i32 level, type;
-			i32 fd[4];
-		} control = {0, 0, 0, {-1, -1, -1, -1}};
+			i32 fd[FDS + MAX_JOINS];
+		} control;
+		control.len = 0;
 		struct {
 			void *name;
 			u32 name_len;
@@ -231,14 +243,20 @@ static i64 receive(struct graft *g)
 		i64 n = sys3(NR_recvmsg, ANCHOR_SOCKET, (i64)&m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 		if (n <= 0)
 			return n ? n : -EINVAL;
-		const int mine = n == sizeof word && word == g->word && control.len == sizeof control && control.type == SCM_RIGHTS;
-		for (int i = 0; i < 4; i++)
-			if (mine)
-				g->fd[i] = control.fd[i];
-			else
+		u64 head = sizeof control - sizeof control.fd, count = 0;
+		if (control.len > head && control.len <= sizeof control && control.type == SCM_RIGHTS)
+			count = (control.len - head) / sizeof control.fd[0];
+		const int mine = n == sizeof word && word == g->word && count == FDS + g->joins;
+		i64 ret = 0;
+		for (u64 i = 0; i < count; i++)
+			if (!mine)
 				sys1(NR_close, control.fd[i]);
+			else if (i < FDS)
+				g->fd[i] = control.fd[i];
+			else if (ret >= 0)
+				ret = join(control.fd[i]);
 		if (mine)
-			return 0;
+			return ret;
 	}
 }
 
