@@ -49,7 +49,8 @@ type making struct {
 	err  error         // of those who waited; whoever asks later tries again
 }
 
-// spare is an image without content behind a device: attaching one is half of what a copy of a small disk takes.
+// spare is an image without content behind a device. The device comes first: when it is attached, the host's disk must take
+// what the image has by then.
 type spare struct {
 	image, loop *os.File
 	size        int64
@@ -213,8 +214,15 @@ func (d *disks) blank(want master) (spare, error) {
 		return spare{}, err
 	}
 	defer from.Close()
-	image, err := copyImage(d.dir, from, want.bytes)
-	return spare{image: image, size: want.bytes}, err
+	s, err := d.newSpare(want.bytes)
+	if err != nil {
+		return spare{}, err
+	}
+	if err := copyInto(s.image, from, want.bytes); err != nil {
+		s.close()
+		return spare{}, err
+	}
+	return s, nil
 }
 
 // fill makes an image the disk's, and mounts it.

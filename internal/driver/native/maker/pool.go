@@ -65,7 +65,7 @@ func newPool(m *Maker, key poolKey, t *template.Template) *pool {
 		m: m, key: key, template: t, size: m.cfg.PoolSize, ctx: ctx, cancel: cancel,
 		form:     form{storage: sandbox.StorageVolatile, disk: disk},
 		limits:   poolLimits(t.Limits),
-		building: make(chan struct{}, max(2, runtime.NumCPU())),
+		building: make(chan struct{}, 2*runtime.NumCPU()), // each waits for the host for a part of its making
 		refill:   make(chan struct{}, 1),
 		taken:    time.Now(),
 	}
