@@ -39,7 +39,7 @@ func Helper(argv []string) (status int, ok bool) {
 }
 
 func serve() error {
-	runtime.GOMAXPROCS(2)  // it mostly waits; more threads would only cost memory
+	runtime.GOMAXPROCS(1)  // it mostly waits; but for starting a program, what waits in the kernel has a thread of its own all the same
 	debug.SetGCPercent(25) // a heap of a megabyte, not four
 	time.Local = time.UTC  // and not what a file in the sandbox says
 	if err := Harden(); err != nil {
