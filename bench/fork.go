@@ -107,6 +107,7 @@ func (p parent) fork(ctx context.Context, w *world, samples, n int) (t forkTimes
 		if err := w.settle(ctx); err != nil {
 			return t, err
 		}
+		awaitIdle(ctx)
 		began := time.Now()
 		forks, err := sb.Fork(ctx, client.ForkRequest{Count: n})
 		if err == nil {
