@@ -21,8 +21,8 @@ const (
 	interruptGrace = 2 * time.Second
 	// exitGrace is how long we wait to hear why a kernel ended before saying only that it did, or killing one that did not.
 	exitGrace = 100 * time.Millisecond
-	// wordGrace is how much longer the word about an adopted kernel may take: it comes at once from a parent outside the
-	// sandbox, unless the host is too busy to run that.
+	// wordGrace is how much longer the word about a kernel that is dead may take: it comes at once, from a parent outside the
+	// sandbox or from us who wait for our child, unless the host is too busy to run either.
 	wordGrace = time.Second
 	// maxPending is how much output between two cells waits for the next one.
 	maxPending = 64 << 10

@@ -1,10 +1,13 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/covehq/cove/internal/auth"
@@ -256,6 +259,7 @@ func (m *Manager) Open(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("find runs that were cut off: %w", err)
 	}
+	slices.SortFunc(cut, func(a, b Run) int { return cmp.Or(cmp.Compare(a.Cell, b.Cell), a.Started.Compare(b.Started)) })
 	cutOf := map[string][]Run{}
 	for _, r := range cut {
 		cutOf[r.Session] = append(cutOf[r.Session], r)
@@ -264,6 +268,7 @@ func (m *Manager) Open(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read sessions: %w", err)
 	}
+	sessions = append(sessions, m.cutSettled(ctx, sessions, cutOf)...)
 	mine := map[string]bool{}
 	for _, s := range sessions {
 		if s.State == StateRunning {
@@ -283,6 +288,23 @@ func (m *Manager) Open(ctx context.Context) error {
 		m.work.Go(m.sweep)
 	}
 	return nil
+}
+
+// cutSettled are the sessions of runs that were cut off after the end of their sandbox had been told.
+func (m *Manager) cutSettled(ctx context.Context, known []Session, cutOf map[string][]Run) (more []Session) {
+	unknown := maps.Clone(cutOf)
+	for _, s := range known {
+		delete(unknown, s.ID)
+	}
+	for id, runs := range unknown {
+		s, err := m.store.SessionOfSandbox(ctx, runs[0].Tenant, runs[0].Sandbox)
+		if err != nil || s.ID != id {
+			m.log.Warn("runs were cut off whose session has gone on", "session", id, "tenant", runs[0].Tenant, "runs", len(runs), "error", err)
+			continue
+		}
+		more = append(more, s)
+	}
+	return more
 }
 
 // endStrays ends sandboxes that carry a session's name and are not its present one: nobody could ever reach them.
@@ -319,7 +341,9 @@ func (m *Manager) recover(ctx context.Context, s Session, cut []Run) error {
 	if s := *e.s; s.Next != "" || len(cut) > 0 {
 		s.Next = ""
 		for _, r := range cut {
-			s.Runs, s.Failed = max(s.Runs, r.Cell), s.Failed+1
+			if r.Cell > s.Runs {
+				s.Runs, s.Failed = r.Cell, s.Failed+1
+			}
 		}
 		if err := m.save(ctx, e, s); err != nil {
 			return err

@@ -48,13 +48,16 @@ func (d *Driver) Fork(ctx context.Context, r sandbox.ForkRequest) (sandbox.Forke
 		cancel(err)
 		got := <-made
 		wire.CloseAll(got.files)
+		if fault.Is(got.err, fault.Conflict) {
+			return sandbox.Forked{}, err // the maker made none, and one of the names may be another's
+		}
 		return sandbox.Forked{}, d.abandonAll(r.Children, err) // they may have been there before the maker could hear that nobody wants them
 	}
 	h.take(release, branched.Stalled)
 	got := <-made
 	h.letGo()
 	if got.err != nil {
-		if asked.Err() != nil {
+		if asked.Err() != nil && !fault.Is(got.err, fault.Conflict) {
 			return sandbox.Forked{}, d.abandonAll(r.Children, got.err) // as above
 		}
 		return sandbox.Forked{}, got.err
@@ -175,11 +178,15 @@ func (d *Driver) welcome(ctx context.Context, r sandbox.ForkRequest, forked sand
 	return forked, nil
 }
 
+// abandonAll stops what there may be of the children of a fork that failed.
 func (d *Driver) abandonAll(children []sandbox.ForkChild, cause error) error {
-	for _, c := range children {
-		cause = d.abandon(c.ID, cause)
+	errs := make([]error, len(children))
+	var work sync.WaitGroup
+	for i, c := range children {
+		work.Go(func() { errs[i] = d.abandon(c.ID, nil) })
 	}
-	return cause
+	work.Wait()
+	return errors.Join(append([]error{cause}, errs...)...)
 }
 
 // awaitAll asks every branch at once whether it takes cells; what the first of them has lost.

@@ -552,6 +552,7 @@ func TestForkOfABusyKernel(t *testing.T) {
 func TestWhoLeavesAtAnyMomentLeavesNothing(t *testing.T) {
 	parent := start(t)
 	base := takeCensus(t)
+	zygote := zygoteOf(t, parent.hostKernel())
 	for limit := time.Millisecond; limit < 60*time.Millisecond; limit += time.Millisecond {
 		if boxes, _, err := parent.forkWithin(limit, 2); err == nil {
 			for _, b := range boxes {
@@ -563,7 +564,10 @@ func TestWhoLeavesAtAnyMomentLeavesNothing(t *testing.T) {
 		}
 	}
 	base.compareLiving(t)
-	parent.says("the parent", "print(1)", "1")
+	branches, _ := parent.fork(1)
+	if now := zygoteOf(t, branches[0].hostKernel()); now != zygote {
+		t.Errorf("the zygote was %d and is %d", zygote, now)
+	}
 }
 
 func TestForkKeepsSignals(t *testing.T) {

@@ -140,7 +140,7 @@ func (d *Driver) Start(ctx context.Context, r sandbox.StartRequest) error {
 		}
 		response, files, err = d.call(ctx, ask)
 	}
-	if err != nil && ctx.Err() != nil {
+	if err != nil && ctx.Err() != nil && !fault.Is(err, fault.Conflict) {
 		return d.abandon(r.ID, err) // it may have been there before the maker could hear that nobody wants it
 	}
 	if err != nil {

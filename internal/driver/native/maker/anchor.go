@@ -113,7 +113,10 @@ type graftHead struct {
 	FD                       [4]int32
 }
 
-const graftStacks = 3 * 16 << 10
+const (
+	graftStacks = 3 * 16 << 10
+	maxJoins    = 28 // MAX_JOINS of shell/graft.c
+)
 
 // graft makes a copy of a kernel's anchor, stopped since it was made, the anchor of a kernel in a shell.
 func (m *Maker) graft(a *trace.Process, z *zygote, s *shell, who account, p *parting, files int) (_ *newborn, err error) {
@@ -133,6 +136,9 @@ func (m *Maker) graft(a *trace.Process, z *zygote, s *shell, who account, p *par
 	filter := seccomp.Bytes(seccomp.Delta())
 	h := graftHead{Resume: a.Resume(), UID: uint32(who.uid), GID: uint32(who.gid), NoFile: uint32(min(max(files, 0), int(maxOpenFiles()))), Filter: uint32(binary.Size(graftHead{})), FilterLen: uint32(len(filter) / 8)}
 	joiners := s.group.Joiners()
+	if len(joiners) == 0 || len(joiners) > maxJoins {
+		return nil, fmt.Errorf("the branch has %d cgroups", len(joiners)) // none: it was ended while it was made
+	}
 	h.Joins = uint32(len(joiners))
 	h.Ops = h.Filter + uint32(len(filter))
 	h.OpsLen = uint32(len(p.ops))
@@ -266,17 +272,18 @@ func (s *shell) killAnchors() {
 
 // hand gives descriptors to the copy of an anchor that is about to take them.
 func (z *zygote) hand(word []byte, files []*os.File) error {
-	err := z.anchors.SetWriteDeadline(time.Now().Add(zygotePatience))
-	if err == nil {
-		err = wire.Hold(files, func(fds []int) error {
-			_, _, err := z.anchors.WriteMsgUnix(word, unix.UnixRights(fds...), nil)
-			return err
-		})
+	if err := z.anchors.SetWriteDeadline(time.Now().Add(zygotePatience)); err != nil {
+		return err
 	}
-	if err != nil {
+	var sent error
+	err := wire.Hold(files, func(fds []int) error {
+		_, _, sent = z.anchors.WriteMsgUnix(word, unix.UnixRights(fds...), nil)
+		return sent
+	})
+	if sent != nil {
 		z.stop() // full of what nobody took
 	}
-	return err
+	return err // of descriptors that are closed, too: the branch was ended while it was made
 }
 
 // adopt tells the zygote of a child that it did not bear itself, so that it tells of its end.

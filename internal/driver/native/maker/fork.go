@@ -215,8 +215,13 @@ func (f *fork) run(ctx context.Context, cut func()) error {
 	}
 	// All copies are made before any of them is changed: each may be the original of the next. They begin in the parent's cgroup,
 	// and nobody may stop what is there before they have left.
+	var inside sync.WaitGroup
+	inside.Add(len(f.babies))
 	f.parent.shell.moving.RLock()
-	defer f.parent.shell.moving.RUnlock()
+	go func() {
+		inside.Wait()
+		f.parent.shell.moving.RUnlock()
+	}()
 	copied := make(chan struct{})
 	goOn := sync.OnceFunc(func() {
 		_, _ = f.talk.Write([]byte{'D'}) // a kernel that does not listen is its own trouble
@@ -227,12 +232,14 @@ func (f *fork) run(ctx context.Context, cut func()) error {
 		memory = f.guard(func() error { return f.copyMemory(goOn) })
 	})
 	err = f.each(func(b *baby) error {
+		left := sync.OnceFunc(inside.Done)
+		defer left()
 		err := f.house(ctx, b)
 		<-copied
 		if err != nil || memory != nil {
 			return err
 		}
-		return f.become(b)
+		return f.become(b, left)
 	})
 	work.Wait()
 	goOn()
@@ -412,12 +419,18 @@ func (f *fork) shelter(ctx context.Context, b *baby) (err error) {
 	return err
 }
 
-// become sends a kernel into a branch.
-func (f *fork) become(b *baby) error {
+// become sends a kernel into a branch, and says when the copy has left the parent's cgroup.
+func (f *fork) become(b *baby, left func()) error {
+	select {
+	case <-b.shell.done: // whoever asked has left, and ends what there is
+		return fault.New(fault.Gone, "sandbox %s was ended while it was made", b.child.ID)
+	default:
+	}
 	a := b.anchor
 	b.anchor = nil // whoever makes the kernel has it now
 	var err error
 	if b.born, err = f.m.graft(a, f.from.zygote, b.shell, kernelAccount(f.parent.pool.template), f.parts, b.child.Limits.OpenFiles); err == nil {
+		left()
 		b.live.turn.RLock()
 		defer b.live.turn.RUnlock()
 		err = f.m.settle(b.live, b.born, agentapi.DefaultKernel)

@@ -23,7 +23,7 @@ enum { CLONE_VM = 0x100, CLONE_FILES = 0x400, CLONE_PIDFD = 0x1000, CLONE_VFORK 
 enum { PROT_READ = 1, PROT_WRITE = 2, MAP_SHARED = 1, MAP_PRIVATE = 2, MAP_ANONYMOUS = 32, MREMAP_MAYMOVE = 1, MREMAP_FIXED = 2 };
 enum { O_RDWR = 2, O_NOCTTY = 0400, O_NONBLOCK = 04000, SOL_SOCKET = 1, SCM_RIGHTS = 1, PR_SET_DUMPABLE = 4, PR_CAP_AMBIENT = 47, CLEAR_ALL = 4 };
 enum { MSG_PEEK = 2, MSG_DONTWAIT = 0x40, ANCHOR_SOCKET = 3, KERNEL_SOCKET = 3, FIRST_FREE = 16, EXIT_SETUP = 71, STACK = 16 << 10 };
-enum { FDS = 4, MAX_JOINS = 28 };
+enum { FDS = 4, MAX_JOINS = 28 /* mirrored in anchor.go */ };
 
 // Mirrored in anchor.go and memory.go: change both.
 struct op {
@@ -207,7 +207,7 @@ static void help(struct graft *g)
 }
 
 // join makes this process one of the cgroup of a descriptor. A thread that moves itself does not wait for every fork on the
-// host to finish, as one that is moved does.
+// host to finish, as one that is moved does; in version 2 of cgroups it does so too.
 static i64 join(i32 fd)
 {
 	i64 ret = sys3(NR_write, fd, (i64)"0", 1);
