@@ -131,6 +131,7 @@ func TestReplay(t *testing.T) {
 		w.until("the command runs", after)
 		cancel()
 		<-gone
+		w.until("the server has noticed", func() bool { return w.runtime.Left() == 1 }) // a client asks again after seconds, not at once
 	}
 	t.Run("a client that said nothing of its patience: the command is killed and not run again", func(t *testing.T) {
 		w := newWorld(t)

@@ -19,5 +19,19 @@ func (rt *Runtime) Runs() int {
 	return rt.runs.count
 }
 
+// Left is how many commands nobody waits for.
+func (rt *Runtime) Left() (n int) {
+	rt.runs.mu.Lock()
+	defer rt.runs.mu.Unlock()
+	for _, list := range rt.runs.by {
+		for _, r := range list {
+			if r.alone {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // Kept is how many bytes of output are.
 func (rt *Runtime) Kept() int64 { return rt.shelves.all.taken.Load() }
