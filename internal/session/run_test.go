@@ -121,6 +121,35 @@ func TestARunThatACrashCutOffIsToldAndNotRunAgain(t *testing.T) {
 	}
 }
 
+func TestARunThatWasCutOffAfterItsSessionHadStoppedIsToldToo(t *testing.T) {
+	p := newPlace(t)
+	s := p.serve()
+	got := s.open("a")
+	if _, err := s.run(t.Context(), "a", session.RunSpec{Code: "1", IdempotencyKey: "call-1"}); err != nil {
+		t.Fatal(err)
+	}
+	r, err := p.store.RunByKey(t.Context(), got.ID, 1, "call-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Stop(t.Context(), acme, "a"); err != nil {
+		t.Fatal(err)
+	}
+	s.close()
+	r.ID, r.Key, r.Cell, r.Outcome, r.Answer = "run_cut", "", 2, "", nil
+	if err := p.store.BeginRun(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	s = p.serve()
+	lines := s.lines("a")
+	if line := lines[len(lines)-1]; line.Run != "run_cut" || line.Outcome != session.OutcomeCut {
+		t.Errorf("the log ends with %+v", line)
+	}
+	if got, err := s.Get(t.Context(), acme, "a"); err != nil || got.Runs != 2 || got.Failed != 1 {
+		t.Errorf("%d runs, %d failed, %v", got.Runs, got.Failed, err)
+	}
+}
+
 func TestAKeyHoldsInOneSandbox(t *testing.T) {
 	s := serve(t)
 	s.open("a")
