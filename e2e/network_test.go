@@ -46,12 +46,18 @@ func TestS0_64_WhatMayLeaveIsASettingOfEach(t *testing.T) {
 
 func TestS0_65_TheHostAndWhatIsNearIsOutOfReach(t *testing.T) {
 	s := sharedServer(t)
-	tcp, err := net.Listen("tcp4", "0.0.0.0:0") // its backlog answers for it
-	if err != nil {
-		t.Fatal(err)
+	var tcp net.Listener // its backlog answers for it
+	var udp net.PacketConn
+	var err error
+	for range 20 { // a port that is free in one protocol may be somebody's in the other
+		if tcp, err = net.Listen("tcp4", "0.0.0.0:0"); err != nil {
+			t.Fatal(err)
+		}
+		defer tcp.Close() //nolint:gocritic // held, so that the next is another one
+		if udp, err = net.ListenPacket("udp4", tcp.Addr().String()); err == nil {
+			break
+		}
 	}
-	defer tcp.Close()
-	udp, err := net.ListenPacket("udp4", tcp.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}

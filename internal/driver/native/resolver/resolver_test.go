@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -47,10 +48,7 @@ func (n *nameServer) release() { n.once.Do(func() { close(n.hold) }) }
 
 func newNameServer(t testing.TB) *nameServer {
 	t.Helper()
-	packets, err := net.ListenPacket("udp", "127.0.0.1:0")
-	must(t, err)
-	streams, err := net.Listen("tcp", packets.LocalAddr().String())
-	must(t, err)
+	packets, streams := listen(t)
 	n := &nameServer{addr: netip.MustParseAddrPort(packets.LocalAddr().String()), hold: make(chan struct{})}
 	for _, s := range []*dns.Server{{PacketConn: packets, Handler: n}, {Listener: streams, Handler: n}} {
 		started := make(chan struct{})
@@ -109,14 +107,29 @@ func (n *nameServer) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
 	_ = w.WriteMsg(m)
 }
 
+// listen takes a port that is free in both protocols: one that is free in the first may be somebody's in the other.
+func listen(t testing.TB) (*net.UDPConn, *net.TCPListener) {
+	t.Helper()
+	for range 20 {
+		udp, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+		must(t, err)
+		tcp, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: udp.LocalAddr().(*net.UDPAddr).Port})
+		if err == nil {
+			return udp, tcp
+		}
+		_ = udp.Close()
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			t.Fatal(err)
+		}
+	}
+	t.Fatal("no port is free in both protocols")
+	return nil, nil
+}
+
 // start runs a resolver in this process and returns where it listens.
 func start(t testing.TB, o resolver.Options) string {
 	t.Helper()
-	var err error
-	o.UDP, err = net.ListenPacket("udp", "127.0.0.1:0")
-	must(t, err)
-	o.TCP, err = net.Listen("tcp", o.UDP.LocalAddr().String())
-	must(t, err)
+	o.UDP, o.TCP = listen(t)
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- resolver.Run(ctx, o) }()
@@ -403,10 +416,7 @@ func TestNamesAreNotLogged(t *testing.T) {
 
 func TestTheProcessTakesItsSocketsFromDescriptors(t *testing.T) {
 	up := newNameServer(t)
-	udp, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	must(t, err)
-	tcp, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: udp.LocalAddr().(*net.UDPAddr).Port})
-	must(t, err)
+	udp, tcp := listen(t)
 	u, err := udp.File()
 	must(t, err)
 	s, err := tcp.File()
