@@ -369,10 +369,21 @@ func (p part) write(file, value string) error {
 		return &fs.PathError{Op: "open", Path: file, Err: err}
 	}
 	defer unix.Close(fd)
-	if _, err := unix.Write(fd, []byte(value)); err != nil {
+	if _, err := retry(func() (int, error) { return unix.Write(fd, []byte(value)) }); err != nil {
 		return &fs.PathError{Op: "write " + value, Path: file, Err: err}
 	}
 	return nil
+}
+
+// retry asks again when a signal came first: the runtime sends some to its own threads, and a limit of memory is not set
+// while one waits.
+func retry(call func() (int, error)) (int, error) {
+	for {
+		n, err := call()
+		if !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
 }
 
 func (p part) read(file string) (string, error) {
@@ -387,7 +398,7 @@ func (p part) read(file string) (string, error) {
 	var text []byte
 	buf := make([]byte, 4096)
 	for {
-		n, err := unix.Read(fd, buf)
+		n, err := retry(func() (int, error) { return unix.Read(fd, buf) })
 		if err != nil {
 			return "", &fs.PathError{Op: "read", Path: file, Err: err}
 		}

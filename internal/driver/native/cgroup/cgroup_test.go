@@ -6,7 +6,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -220,6 +222,49 @@ func TestThisHost(t *testing.T) {
 	if left, _ := root.List(); len(left) != 0 {
 		t.Errorf("left: %v", left)
 	}
+}
+
+// TestALimitIsSetWhileSignalsCome: the host refuses to set one while a signal waits, and the runtime sends some at any time.
+func TestALimitIsSetWhileSignalsCome(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("this test makes cgroups and needs root")
+	}
+	mounts, err := cgroup.Mounts("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := cgroup.Open(mounts, fmt.Sprintf("cove-test-signals-%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	self, thread, stop := os.Getpid(), unix.Gettid(), make(chan struct{})
+	var sender sync.WaitGroup
+	sender.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = unix.Tgkill(self, thread, unix.SIGURG) // what the runtime preempts with
+			}
+		}
+	})
+	for i := range 200 {
+		g, err := root.New("sb", cgroup.Limits{CPUs: 1, MemoryBytes: 32 << 20, Pids: 16})
+		if err != nil {
+			t.Errorf("group %d: %v", i, err)
+			break
+		}
+		if err := g.Remove(); err != nil {
+			t.Error(err)
+			break
+		}
+	}
+	close(stop)
+	sender.Wait()
 }
 
 // TestFreezer stops processes of this machine: one that burns the processor, and one that has children all the time.

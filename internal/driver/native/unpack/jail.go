@@ -113,7 +113,7 @@ func joinCgroups(count string) error {
 		return err
 	}
 	for i := range n {
-		if _, err := unix.Write(fdCgroup+i, []byte("0")); err != nil {
+		if _, err := retry(func() (int, error) { return unix.Write(fdCgroup+i, []byte("0")) }); err != nil {
 			return fmt.Errorf("join cgroup: %w", err)
 		}
 	}
