@@ -32,8 +32,8 @@ bin/cove-agent: FORCE
 $(MAKER)/embedded/agent: bin/cove-agent
 	cmp -s $< $@ || cp $< $@
 
-$(SHIM): kernel/native/shim.c kernel/native/branch.c kernel/native/shim.h
-	$(CC) -O2 -shared -fPIC -Wall -Wextra -Werror -o $@ kernel/native/shim.c kernel/native/branch.c
+$(SHIM): kernel/native/shim.c kernel/native/serve.c kernel/native/branch.c kernel/native/shim.h
+	$(CC) -O2 -shared -fPIC -Wall -Wextra -Werror -o $@ kernel/native/shim.c kernel/native/serve.c kernel/native/branch.c
 
 bin/cove: programs FORCE
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $@ ./cmd/cove

@@ -18,7 +18,7 @@ import (
 var packages = []string{"ipython", "numpy", "pandas<3", "matplotlib"}
 
 func TestTheFilesAreThere(t *testing.T) {
-	for _, name := range []string{"kernel.py", "charts.py", "state.py", "node.js", "zygote.py", "native/shim.c", "native/branch.c", "native/README"} {
+	for _, name := range []string{"kernel.py", "charts.py", "state.py", "node.js", "zygote.py", "native/shim.c", "native/serve.c", "native/branch.c", "native/README"} {
 		if b, err := fs.ReadFile(kernel.Files(), name); err != nil || len(b) == 0 {
 			t.Errorf("%s: %d bytes, %v", name, len(b), err)
 		}
@@ -136,11 +136,11 @@ func built(t *testing.T) string {
 		}
 	}
 	shim := filepath.Join(dir, kernel.Shim(runtime.GOARCH))
-	source := filepath.Join(dir, "native", "shim.c")
+	source := func(name string) string { return filepath.Join(dir, "native", name) }
 	if err := os.RemoveAll(shim); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command("cc", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", shim, source, filepath.Join(dir, "native", "branch.c")).CombinedOutput(); err != nil {
+	if out, err := exec.Command("cc", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", shim, source("shim.c"), source("serve.c"), source("branch.c")).CombinedOutput(); err != nil {
 		t.Fatalf("compile the shim: %v\n%s", err, out)
 	}
 	return dir

@@ -39,7 +39,7 @@ FRAME_REQUEST = 1
 FRAME_CONTROL = 8
 MAX_ENVIRONMENT = 1 << 20
 EXIT_SETUP = 71  # a child that could not enter its sandbox; its stderr says why
-SHIM_VERSION = 3
+SHIM_VERSION = 4
 
 # In the environment while importing: no thread pools, whose threads a fork would lose, no windows, no files outside
 # /tmp.
@@ -57,21 +57,6 @@ TUNE = ("arena", "warmup", "pack", "join", "fill", "freeze", "immortal", "collap
 # --- the ways into a sandbox ------------------------------------------------------------------------------------------
 
 
-class Request(ctypes.Structure):
-    """struct request of shim.c."""
-
-    _fields_ = [
-        ("pidfd", ctypes.c_int32), ("sock", ctypes.c_int32), ("out", ctypes.c_int32), ("err", ctypes.c_int32),
-        ("anchor", ctypes.c_int32),
-        ("ncgroups", ctypes.c_int32), ("cgroups", ctypes.c_int32 * MAX_CGROUPS),
-        ("uid", ctypes.c_uint32), ("gid", ctypes.c_uint32),
-        ("ngroups", ctypes.c_int32), ("groups", ctypes.c_uint32 * MAX_GROUPS),
-        ("nofile", ctypes.c_int64),
-        ("filter", ctypes.c_void_p), ("nfilter", ctypes.c_uint32),
-        ("cwd", ctypes.c_char * 4096),
-    ]
-
-
 class Layout(ctypes.Structure):
     """struct layout of shim.c."""
 
@@ -82,29 +67,27 @@ class Layout(ctypes.Structure):
     ]
 
 
-def make_request(message, fds, delta, anchor=-1):
+def make_request(message, fds, delta):
     groups = message.get("groups") or []
     if len(groups) > MAX_GROUPS or len(fds) > 4 + MAX_CGROUPS or len(fds) < 4:
         raise ValueError("%d groups and %d descriptors" % (len(groups), len(fds)))
-    r = Request()
+    r = types.SimpleNamespace()
     r.sock, r.out, r.err, r.pidfd = fds[:4]
-    r.anchor = anchor
-    r.ncgroups = len(fds) - 4
-    for i, fd in enumerate(fds[4:]):
-        r.cgroups[i] = fd
-    r.uid, r.gid = message["uid"], message["gid"]
-    r.ngroups = len(groups)
-    for i, group in enumerate(groups):
-        r.groups[i] = group
+    r.cgroups = list(fds[4:])
+    r.uid, r.gid, r.groups = message["uid"], message["gid"], groups
     r.nofile = message.get("nofile") or 0
-    if delta is not None:
-        r.filter, r.nfilter = ctypes.addressof(delta), len(delta) // 8
+    r.filter, r.nfilter = filter_of(delta)
     r.cwd = os.fsencode(message.get("cwd") or "/")
     return r
 
 
+def filter_of(delta):
+    """Where a filter is and how many instructions it has."""
+    return (None, 0) if delta is None else (ctypes.addressof(delta), len(delta) // 8)
+
+
 class Shim:
-    """The C shim: one copy of the page tables, and the kernel is our own child."""
+    """The C shim: one copy of the page tables, and the kernel is our own child. It takes orders to fork in its own form."""
 
     name = "shim"
 
@@ -116,18 +99,25 @@ class Shim:
         if status:
             raise OSError("%s cannot be used here: %d" % (path, status))
         self.lib.cove_immortalise.restype = ctypes.c_long
-        self.anchor = ctypes.c_int(-1)
-        self.step = ctypes.c_char_p()
 
-    def fork(self, request):
-        """(pid, its pidfd, its anchor's), or zero and nothing in the child, which is then inside its sandbox."""
-        pid = self.lib.cove_fork(ctypes.byref(request), ctypes.byref(self.anchor), ctypes.byref(self.step))
-        if pid < 0:
-            raise OSError(-pid, "%s: %s" % ((self.step.value or b"").decode(), os.strerror(-pid)))
-        if pid == 0:
-            return 0, ()
-        # Nobody but us can reap it, so the number still means the same process.
-        return pid, (pidfd_open(pid), self.anchor.value)
+    def wait(self, zygote):
+        """None when a message is there, or what a child has to know of its order."""
+        ahead = ctypes.c_int(0)
+        code, length = filter_of(zygote.delta)
+        if self.lib.cove_serve(zygote.control.fileno(), zygote.wake, zygote.anchor, ctypes.c_void_p(code), length, ctypes.byref(ahead)):
+            return None
+        return {"ahead": bool(ahead.value)}
+
+    def know(self, pid, token):
+        if self.lib.cove_know(pid, token.encode()):
+            raise ValueError("there is no room for another child")
+
+    def stray(self, pid):
+        status = ctypes.c_int(0)
+        return status.value if self.lib.cove_stray(pid, ctypes.byref(status)) else None
+
+    def children(self):
+        return self.lib.cove_children()
 
     def become_visible(self):
         self.lib.cove_visible()
@@ -156,6 +146,46 @@ class Slow:
         self.clone, self.capset, self.seccomp = self.NUMBERS[platform.machine()]
         self.libc = ctypes.PyDLL(None, use_errno=True)
         self.python = ctypes.pythonapi
+        self.tokens = {}  # pid → token
+        self.strays = {}  # pid → how it ended, of children that nobody has named yet
+
+    def wait(self, zygote):
+        """As the shim's, but that a fork is a message like any other."""
+        while True:
+            ready = {fd for fd, _ in zygote.poll.poll()}
+            if zygote.wake in ready:
+                self.reap(zygote)
+            if zygote.control.fileno() in ready:
+                return None
+
+    def reap(self, zygote):
+        try:
+            os.read(zygote.wake, 4096)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            token = self.tokens.pop(pid, None)
+            if token is not None:
+                zygote.send(dict(type="exit", token=token, **how_it_ended(status)))
+                continue
+            self.strays[pid] = status  # a helper, or a branch that we have yet to be told of
+            if len(self.strays) > MAX_STRAYS:
+                del self.strays[next(iter(self.strays))]
+
+    def know(self, pid, token):
+        self.tokens[pid] = token
+
+    def stray(self, pid):
+        return self.strays.pop(pid, None)
+
+    def children(self):
+        return len(self.tokens)
 
     def call(self, step, function, *arguments):
         result = function(*arguments)
@@ -229,7 +259,7 @@ class Slow:
 
     def settle(self, request):
         """What settle() of shim.c does, in the same order."""
-        for fd in request.cgroups[: request.ncgroups]:
+        for fd in request.cgroups:
             os.write(fd, b"0")
         self.drop_privileges(request)
         self.arrange_descriptors(request)
@@ -252,7 +282,7 @@ class Slow:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 
     def drop_privileges(self, request):
-        os.setgroups(list(request.groups[: request.ngroups]))
+        os.setgroups(request.groups)
         os.setresgid(request.gid, request.gid, request.gid)
         for capability in range(64):
             try:
@@ -745,10 +775,10 @@ class Zygote:
         self.way = None
         self.delta = None  # a buffer with the filter that each child adds to ours
         self.anchor = -1  # the socket that kernels' anchors keep
-        self.tokens = {}  # pid → token
-        self.strays = {}  # pid → how it ended, of children that nobody has named yet
-        self.forks = 0
         self.wake, self.wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self.poll = select.poll()
+        self.poll.register(control, select.POLLIN)
+        self.poll.register(self.wake, select.POLLIN)
 
     # Messages.
 
@@ -935,11 +965,13 @@ class Zygote:
     # Forking.
 
     def fork(self, message, fds):
+        if isinstance(self.way, Shim):
+            raise ValueError("this zygote takes orders to fork in a form of their own")
         if threads() != 1:
             raise RuntimeError("the zygote has %d threads and must have one" % threads())
         if isinstance(self.way, Plain):
             fds = list(fds) + [-1]  # there is no process whose namespaces it joins
-        request = make_request(message, fds, self.delta, self.anchor)
+        request = make_request(message, fds, self.delta)
         pid, pidfds = self.way.fork(request)
         if pid == 0:
             self.be_child(message)
@@ -999,8 +1031,7 @@ class Zygote:
         self.born(message, pid, (pidfd_open(pid),))
 
     def born(self, message, pid, pidfds):
-        self.forks += 1
-        self.tokens[pid] = message.get("token", "")
+        self.way.know(pid, message.get("token", ""))
         self.send({"type": "forked", "token": message.get("token", ""), "pid": pid}, pidfds)
         for fd in pidfds:
             os.close(fd)
@@ -1008,32 +1039,12 @@ class Zygote:
     def adopt(self, message):
         """A branch of one of our kernels is our child too: tell its end like that of any other."""
         pid, token = message["pid"], message["token"]
-        status = self.strays.pop(pid, None)
+        status = self.way.stray(pid)
         try:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            self.tokens[pid] = token  # ours, and not reaped yet: what was known by that number was another
+            self.way.know(pid, token)  # ours, and not reaped yet: what was known by that number was another
         except ChildProcessError:
             self.send(dict(type="exit", token=token, **how_it_ended(status or 0)))
-
-    def reap(self):
-        try:
-            os.read(self.wake, 4096)
-        except BlockingIOError:
-            pass
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            token = self.tokens.pop(pid, None)
-            if token is not None:
-                self.send(dict(type="exit", token=token, **how_it_ended(status)))
-                continue
-            self.strays[pid] = status  # a helper, an anchor, or a branch that we have yet to be told of
-            if len(self.strays) > MAX_STRAYS:
-                del self.strays[next(iter(self.strays))]
 
     def handle(self, message, fds):
         op = message.get("op")
@@ -1045,7 +1056,7 @@ class Zygote:
             elif op == "floor":
                 self.floor(message, fds)
             elif op == "stats":
-                self.send({"type": "stats", "children": len(self.tokens), "forks": self.forks, "threads": threads(),
+                self.send({"type": "stats", "children": self.way.children(), "threads": threads(),
                            "rss_kb": rss_kb()})
             else:
                 raise ValueError("unknown op %r %s" % (op, message.get("error", "")))
@@ -1071,18 +1082,14 @@ class Zygote:
         except Exception as e:
             self.send({"type": "failed", "token": "", "error": "%s: %s" % (type(e).__name__, e)})
             os._exit(1)
-        poll = select.poll()
-        poll.register(self.control, select.POLLIN)
-        poll.register(self.wake, select.POLLIN)
         while True:
-            for fd, _ in poll.poll():
-                if fd == self.wake:
-                    self.reap()
-                    continue
-                message, fds = self.receive()
-                if message is None:
-                    return
-                self.handle(message, fds)
+            order = self.way.wait(self)
+            if order is not None:
+                self.be_child(order)
+            message, fds = self.receive()
+            if message is None:
+                return
+            self.handle(message, fds)
 
 
 def load_kernel(kernel_dir):

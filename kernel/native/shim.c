@@ -57,20 +57,7 @@
 #define NAMESPACES                                                                                                     \
     (CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
 
-enum { SHIM_VERSION = 3, MAX_CGROUPS = 8, MAX_GROUPS = 64, ANCHOR_SOCKET = 3 };
-
-// What a fork is told. Mirrored by a ctypes.Structure in zygote.py: change both.
-struct request {
-    int32_t pidfd, sock, out, err, anchor;
-    int32_t ncgroups, cgroups[MAX_CGROUPS];
-    uint32_t uid, gid;
-    int32_t ngroups;
-    uint32_t groups[MAX_GROUPS];
-    int64_t nofile;
-    const struct sock_filter *filter;
-    uint32_t nfilter;
-    char cwd[4096];
-};
+enum { SHIM_VERSION = 4, ANCHOR_SOCKET = 3 };
 
 void (*cove_before_fork)(void), (*cove_after_child)(void), (*cove_after_parent)(void);
 int *cove_tid_address;
@@ -90,7 +77,7 @@ int cove_init(void) {
     if (prctl(PR_GET_TID_ADDRESS, &cove_tid_address, 0, 0, 0) || !cove_tid_address)
         return -2;
     syscall(SYS_get_robust_list, 0, &robust_head, &robust_length);
-    return 0;
+    return cove_family();
 }
 
 // --- fork ------------------------------------------------------------------------------------------------------------
@@ -277,7 +264,8 @@ static void settle(struct request *r) {
 // heard from the maker: until then they could write to the memory of an anchor that is not stopped yet.
 void cove_visible(void) { prctl(PR_SET_DUMPABLE, 1, 0, 0, 0); }
 
-// cove_fork forks a kernel into the sandbox of r->pidfd. Its pid, 0 in the child, or −errno; *step then says where.
+// cove_fork forks a kernel into the sandbox of r->pidfd. Its pid, 0 in the child, or −errno; *step then says where. The
+// interpreter has been told that a fork comes, and is told of it in the child.
 int cove_fork(struct request *r, int *anchor_pidfd, const char **step) {
     int report[2];
     want = r;
@@ -290,13 +278,11 @@ int cove_fork(struct request *r, int *anchor_pidfd, const char **step) {
     strcpy(told.step, "clone");
     sigprocmask(SIG_SETMASK, 0, &usual);
     zygote = getpid();
-    cove_before_fork();
     if (_setjmp(back) == 0) {
         // No memory is shared with us: a fork that goes on elsewhere.
         pid_t a = clone(anchor, TOP(anchor_stack), CLONE_PIDFD | SIGCHLD, 0, anchor_pidfd);
         int failed = errno;
         close(report[1]);
-        cove_after_parent();
         ssize_t n = 0;
         while (a > 0 && (n = read(report[0], &told, sizeof told)) < 0 && errno == EINTR)
             ; // the helper's end is told by a signal

@@ -1,14 +1,33 @@
-// What the two files of the shim share; hidden from everybody else.
+// What the files of the shim share; hidden from everybody else.
 #ifndef COVE_SHIM_H
 #define COVE_SHIM_H
 
+#include <stdint.h>
+
 #pragma GCC visibility push(hidden)
 
-enum { EXIT_SETUP = 71, KERNEL_SOCKET = 3 };
+enum { EXIT_SETUP = 71, KERNEL_SOCKET = 3, MAX_CGROUPS = 8, MAX_GROUPS = 64 };
+
+struct sock_filter;
+
+// What a fork is told.
+struct request {
+    int32_t pidfd, sock, out, err, anchor;
+    int32_t ncgroups, cgroups[MAX_CGROUPS];
+    uint32_t uid, gid;
+    int32_t ngroups;
+    uint32_t groups[MAX_GROUPS];
+    int64_t nofile;
+    const struct sock_filter *filter;
+    uint32_t nfilter;
+    const char *cwd;
+};
 
 extern void (*cove_before_fork)(void), (*cove_after_child)(void), (*cove_after_parent)(void);
 extern int *cove_tid_address;
 
+int cove_fork(struct request *r, int *anchor_pidfd, const char **step);
+int cove_family(void);
 void cove_register_thread(void);
 _Noreturn void cove_park(void);
 

@@ -317,6 +317,12 @@ def install_filter(program):
     check("seccomp", libc.prctl(22, ctypes.c_ulong(2), ctypes.create_string_buffer(fprog, len(fprog)), 0, 0))
 
 
+def short_order(op, token, uid, gid, groups, cwd, nofile, ahead=False):
+    """An order to fork as the shim reads it."""
+    head = struct.pack("<cBBBIII", b"F", ahead, len(groups), len(token), uid, gid, nofile)
+    return head + struct.pack("<%dI" % len(groups), *groups) + token.encode() + os.fsencode(cwd)
+
+
 class Failed(Exception):
     """The zygote said that it could not."""
 
@@ -403,6 +409,8 @@ class Maker:
         first = json.dumps({"env": env}).encode()
         ours.sendall(bytes([8, 0, 0, 0]) + len(first).to_bytes(4, "big") + first)
         message.update(more)
+        if self.ready["way"] == "shim":
+            message = short_order(**message)
         self.tell(message, [theirs.fileno(), out_in, err_in, sandbox.pidfd] + list(cgroups))
         theirs.close()
         os.close(out_in)

@@ -264,8 +264,33 @@ class Orders(Claims):
             self.maker.tell(message)
             with self.assertRaises(Failed):
                 self.maker.expect("forked", message.get("token", "") if isinstance(message, dict) else "")
+        if self.maker.ready["way"] == "shim":
+            self.refuse_short_orders()
         self.assertEqual(self.descriptors(), before)
         self.assertEqual(self.fork().value("1"), "1")
+
+    def refuse_short_orders(self):
+        whole = dict(op="fork", token="z", uid=1000, gid=1000, groups=[1000], cwd="/", nofile=0)
+        null = os.open(os.devnull, os.O_RDONLY)
+        self.addCleanup(os.close, null)
+        for why, token, order, descriptors in (
+                ("cut off", "", b"F", 4),
+                ("cut off", "", b"F" + bytes(14), 4),
+                ("cut off", "", peer.short_order(**dict(whole, cwd=""))[:-1], 4),
+                ("no token", "", peer.short_order(**dict(whole, token="")), 4),
+                ("a long one", "", peer.short_order(**dict(whole, token="z" * 64)), 4),
+                ("letters and digits", "", peer.short_order(**dict(whole, token='z","type":"forked')), 4),
+                ("too many groups", "z", peer.short_order(**dict(whole, groups=[1000] * 65)), 4),
+                ("number of descriptors", "z", peer.short_order(**whole), 0),
+                ("number of descriptors", "z", peer.short_order(**whole), 3),
+                ("number of descriptors", "z", peer.short_order(**whole), 13),
+                ("whole", "", peer.short_order(**dict(whole, cwd="/" * 8192)), 4),
+                ("whole", "", peer.short_order(**whole), 17),
+                ("setns", "z", peer.short_order(**whole), 4)):
+            with self.subTest(why):
+                self.maker.tell(order, [null] * descriptors)
+                with self.assertRaisesRegex(Failed, why):
+                    self.maker.expect("forked", token)
 
     def descriptors(self):
         self.maker.tell({"op": "stats"})  # what was asked before is done once this is answered

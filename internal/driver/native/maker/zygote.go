@@ -2,8 +2,10 @@ package maker
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"strconv"
@@ -314,7 +316,7 @@ func (z *zygote) fork(ctx context.Context, r zygoteRequest, onExit func(exit), f
 
 	z.sendMu.Lock()
 	_ = z.conn.SetWriteDeadline(time.Now().Add(zygotePatience))
-	err := wire.Send(z.conn, r, files...)
+	err := z.send(r, files)
 	z.sendMu.Unlock()
 	if err != nil {
 		z.forget(r.Token)
@@ -338,6 +340,34 @@ func (z *zygote) fork(ctx context.Context, r zygoteRequest, onExit func(exit), f
 		}
 		return nil, context.Cause(ctx)
 	}
+}
+
+// send sends an order to fork: where the shim reads them, in its form.
+func (z *zygote) send(r zygoteRequest, files []*os.File) error {
+	if r.Op != "fork" || z.ready.Way != "shim" {
+		return wire.Send(z.conn, r, files...)
+	}
+	order, err := r.short()
+	if err != nil {
+		return err
+	}
+	return wire.SendBytes(z.conn, order, files...)
+}
+
+// short is an order to fork as kernel/native/serve.c reads it.
+func (r zygoteRequest) short() ([]byte, error) {
+	if len(r.Groups) > math.MaxUint8 || len(r.Token) > math.MaxUint8 {
+		return nil, fmt.Errorf("an order with %d groups and a token of %d bytes", len(r.Groups), len(r.Token))
+	}
+	ahead := byte(0)
+	if r.Ahead {
+		ahead = 1
+	}
+	order := []byte{'F', ahead, byte(len(r.Groups)), byte(len(r.Token))}
+	for _, number := range append([]int{r.UID, r.GID, r.NoFile}, r.Groups...) {
+		order = binary.LittleEndian.AppendUint32(order, uint32(number))
+	}
+	return append(append(order, r.Token...), r.Cwd...), nil
 }
 
 // maps are its mappings, which stay as they are.

@@ -185,6 +185,11 @@ func Send(c *net.UnixConn, value any, files ...*os.File) error {
 	if err != nil {
 		return err
 	}
+	return SendBytes(c, data, files...)
+}
+
+// SendBytes sends a message that is written already.
+func SendBytes(c *net.UnixConn, data []byte, files ...*os.File) error {
 	if len(data) > MaxMessage {
 		return fmt.Errorf("message of %d bytes is over the limit of %d", len(data), MaxMessage)
 	}
