@@ -20,7 +20,7 @@ func Main(argv []string) int {
 	if status, ok := Helper(argv); ok {
 		return status
 	}
-	if err := serve(); err != nil {
+	if err := serve(len(argv) > 1 && argv[1] == agentapi.Rehearse); err != nil {
 		fmt.Fprintln(os.Stderr, "cove-agent: "+err.Error())
 		return 1
 	}
@@ -38,7 +38,7 @@ func Helper(argv []string) (status int, ok bool) {
 	return 0, false
 }
 
-func serve() error {
+func serve(ahead bool) error {
 	runtime.GOMAXPROCS(1)  // it mostly waits; but for starting a program, what waits in the kernel has a thread of its own all the same
 	debug.SetGCPercent(25) // a heap of a megabyte, not four
 	time.Local = time.UTC  // and not what a file in the sandbox says
@@ -49,10 +49,12 @@ func serve() error {
 	if err != nil {
 		return fmt.Errorf("descriptor %d is not a channel: %w", channelFD, err)
 	}
-	rehearse(func() (waits bool) {
-		raw, err := ch.SyscallConn()
-		return err != nil || raw.Control(func(fd uintptr) { waits = readable(int(fd)) }) != nil || waits
-	})
+	if ahead {
+		rehearse(func() (waits bool) {
+			raw, err := ch.SyscallConn()
+			return err != nil || raw.Control(func(fd uintptr) { waits = readable(int(fd)) }) != nil || waits
+		})
+	}
 	boot, err := awaitBoot(ch)
 	if err != nil {
 		return err

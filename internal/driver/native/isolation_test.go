@@ -168,6 +168,12 @@ func TestTrustTableS0_71_S4_50(t *testing.T) {
 	if root.CapBnd != sudo {
 		t.Errorf("root's bounding set is %s, want %s", root.CapBnd, sudo)
 	}
+	// What a thread of the agent could pass on, any command could have: it is started by one of them.
+	threads := b.exec(agentapi.ExecParams{Argv: []string{"sh", "-c", "cat /proc/1/task/*/status"}, User: "root"}).stdout
+	all, none, bound := strings.Count(threads, "\nCapInh:"), strings.Count(threads, "\nCapInh:\t"+nothing), strings.Count(threads, "\nCapBnd:\t"+sudo)
+	if all < 2 || none != all || bound != all {
+		t.Errorf("of %d threads of the agent %d have nothing to pass on, and %d the bounding set %s", all, none, bound, sudo)
+	}
 	if len(kernel.UIDMap) != 3 || kernel.UIDMap[0] != "0" || kernel.UIDMap[2] != "65536" {
 		t.Errorf("uid map %v", kernel.UIDMap)
 	}

@@ -41,7 +41,7 @@ type plan struct {
 	Layers, Trees, Cgroups, Filter  uint32
 	UID, GID, Argc, Images          uint32
 	Work, Mounts                    uint32
-	Bound, TmpfsBytes               uint64
+	Bound, Heir, TmpfsBytes         uint64
 	Base                            [256]byte
 	Hostname                        [64]byte
 	Tree                            [maxTrees]planTree
@@ -125,7 +125,10 @@ const (
 const makerBound = 1<<capSysAdmin | 1<<capSetuid | 1<<capSetgid | 1<<capSysPtrace | 1<<capSetpcap | 1<<capNetAdmin |
 	1<<capNetBindService | 1<<capChown | 1<<capDacOverride | 1<<capFowner | 1<<capMknod | 1<<capSyslog | 1<<capKill | 1<<capSysChroot
 
-// agentBound is what the agent may hold: what sudo's root gets, and SYS_PTRACE, which keeps that root from tracing the
-// agent. SETPCAP lets the agent take SYS_PTRACE out of its own bounding set; it drops itself with it.
+// agentBound is what the agent and whatever it starts may hold: what sudo's root gets.
 const agentBound = 1<<capChown | 1<<capDacOverride | 1<<capFowner | 1<<capFsetid | 1<<capSetuid | 1<<capSetgid |
-	1<<capSetfcap | 1<<capKill | 1<<capNetBindService | 1<<capSysChroot | 1<<capAuditWrite | 1<<capSysPtrace | 1<<capSetpcap
+	1<<capSetfcap | 1<<capKill | 1<<capNetBindService | 1<<capSysChroot | 1<<capAuditWrite
+
+// agentHeir is what the agent alone holds beside it, which keeps that root from tracing the agent. It passes one exec, the
+// agent's: there it is taken out of what others would inherit.
+const agentHeir = 1 << capSysPtrace

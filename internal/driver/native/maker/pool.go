@@ -97,7 +97,9 @@ func (p *pool) prepare(ctx context.Context) error {
 		return nil
 	}
 	// Prove that a shell can be made, so that the first caller is not the one who learns that it cannot.
-	s, err := p.makeOne(ctx, p.form)
+	form := p.form
+	form.ahead = true
+	s, err := p.makeOne(ctx, form)
 	if err != nil {
 		return err
 	}
@@ -132,6 +134,7 @@ func (p *pool) fill() {
 			continue
 		}
 		form := p.form
+		form.ahead = true
 		if bare {
 			p.keepSpares()
 			form = form.bare()

@@ -54,6 +54,7 @@ type form struct {
 	from    *frozenDisk // whose files it has beside the template's; nil: none
 	owns    bool        // nobody else uses what it is from
 	mounts  *mounts     // what its owner wants to have in it; nil: nothing
+	ahead   bool        // nobody waits for it yet: its agent may rehearse
 }
 
 const sandboxNamespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWNET
@@ -142,11 +143,15 @@ func (m *Maker) furnish(ctx context.Context, s *shell, t *template.Template, soc
 	}
 	defer userns.Close()
 
-	p := &plan{Mode: modeSandbox, NoFile: maxOpenFiles(), Bound: agentBound}
+	p := &plan{Mode: modeSandbox, NoFile: maxOpenFiles(), Bound: agentBound, Heir: agentHeir}
 	copy(p.Base[:], base)
 	copy(p.Hostname[:], "sandbox")
 	p.setFilter(seccomp.Sandbox())
-	if err := p.setArgv(agentName); err != nil {
+	argv := []string{agentName}
+	if s.form.ahead {
+		argv = append(argv, agentapi.Rehearse)
+	}
+	if err := p.setArgv(argv...); err != nil {
 		return err
 	}
 	mount, err := m.planDisk(s, t, p, userns)

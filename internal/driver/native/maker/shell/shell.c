@@ -33,7 +33,7 @@ struct plan {
 	u32 layers, trees, cgroups, filter_len;
 	u32 uid, gid, argc, images; // images are the first of the layers: each has a layer of every tree
 	u32 work, mounts;           // which of the two work directories of every tree
-	u64 bound, tmpfs_bytes;
+	u64 bound, heir, tmpfs_bytes;
 	char base[256];
 	char hostname[64];
 	struct tree tree[MAX_TREES];
@@ -468,8 +468,19 @@ static void set_limit(int what, u64 value)
 	must("limit", sys4(NR_prlimit64, 0, what, (i64)limit, 0));
 }
 
+// bequeath has capabilities pass the exec that the bounding set will not have. Whoever gets them gives up passing them on.
+static void bequeath(void)
+{
+	u32 header[2] = { 0x20080522, 0 }, sets[6]; // effective, permitted and inheritable, low words first
+	must("read capabilities", sys2(NR_capget, (i64)header, (i64)sets));
+	sets[2] = (u32)plan.heir;
+	sets[5] = (u32)(plan.heir >> 32);
+	must("set capabilities", sys2(NR_capset, (i64)header, (i64)sets));
+}
+
 static void drop_bounding(void)
 {
+	if (plan.heir) bequeath(); // what is not in the set cannot be inherited
 	for (int cap = 0; cap < 64; cap++) {
 		if (plan.bound >> cap & 1) continue;
 		i64 ret = sys5(NR_prctl, PR_CAPBSET_DROP, cap, 0, 0, 0);

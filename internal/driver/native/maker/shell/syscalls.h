@@ -13,7 +13,7 @@ static inline i64 sys6(i64 n, i64 a, i64 b, i64 c, i64 d, i64 e, i64 f)
 __asm__(".globl _start\n_start: xor %rbp, %rbp\n mov %rsp, %rdi\n and $-16, %rsp\n call run\n hlt\n");
 #endif
 enum {
-	NR_write = 1, NR_close = 3, NR_mmap = 9, NR_mprotect = 10, NR_mremap = 25, NR_exit = 60, NR_capset = 126, NR_close_range = 436, NR_rt_sigaction = 13, NR_rt_sigprocmask = 14, NR_ioctl = 16, NR_socket = 41, NR_recvfrom = 45, NR_clone = 56, NR_recvmsg = 47, NR_execve = 59, NR_fcntl = 72, NR_chdir = 80, NR_fchdir = 81, NR_umask = 95,
+	NR_write = 1, NR_close = 3, NR_mmap = 9, NR_mprotect = 10, NR_mremap = 25, NR_exit = 60, NR_capget = 125, NR_capset = 126, NR_close_range = 436, NR_rt_sigaction = 13, NR_rt_sigprocmask = 14, NR_ioctl = 16, NR_socket = 41, NR_recvfrom = 45, NR_clone = 56, NR_recvmsg = 47, NR_execve = 59, NR_fcntl = 72, NR_chdir = 80, NR_fchdir = 81, NR_umask = 95,
 	NR_setsid = 112, NR_setgroups = 116, NR_setresuid = 117, NR_setresgid = 119, NR_pivot_root = 155, NR_prctl = 157, NR_mount = 165,
 	NR_umount2 = 166, NR_sethostname = 170, NR_exit_group = 231, NR_openat = 257, NR_mkdirat = 258, NR_unshare = 272, NR_dup3 = 292, NR_prlimit64 = 302,
 	NR_setns = 308, NR_seccomp = 317, NR_execveat = 322, NR_open_tree = 428, NR_move_mount = 429, NR_openat2 = 437, NR_unlinkat = 263, NR_getrandom = 318,
@@ -30,7 +30,7 @@ static inline i64 sys6(i64 n, i64 a, i64 b, i64 c, i64 d, i64 e, i64 f)
 __asm__(".globl _start\n_start: mov x29, #0\n mov x30, #0\n mov x0, sp\n bl run\n brk #0\n");
 #endif
 enum {
-	NR_exit = 93, NR_capset = 91, NR_mremap = 216, NR_mmap = 222, NR_mprotect = 226, NR_close_range = 436, NR_fcntl = 25, NR_dup3 = 24, NR_ioctl = 29, NR_mkdirat = 34, NR_umount2 = 39, NR_mount = 40, NR_pivot_root = 41, NR_chdir = 49, NR_fchdir = 50,
+	NR_exit = 93, NR_capget = 90, NR_capset = 91, NR_mremap = 216, NR_mmap = 222, NR_mprotect = 226, NR_close_range = 436, NR_fcntl = 25, NR_dup3 = 24, NR_ioctl = 29, NR_mkdirat = 34, NR_umount2 = 39, NR_mount = 40, NR_pivot_root = 41, NR_chdir = 49, NR_fchdir = 50,
 	NR_openat = 56, NR_close = 57, NR_write = 64, NR_exit_group = 94, NR_unshare = 97, NR_setresuid = 147, NR_setresgid = 149, NR_setsid = 157,
 	NR_rt_sigaction = 134, NR_rt_sigprocmask = 135, NR_setgroups = 159, NR_sethostname = 161, NR_umask = 166, NR_prctl = 167, NR_socket = 198, NR_recvfrom = 207, NR_clone = 220, NR_recvmsg = 212, NR_execve = 221,
 	NR_prlimit64 = 261, NR_setns = 268, NR_seccomp = 277, NR_execveat = 281, NR_open_tree = 428, NR_move_mount = 429, NR_openat2 = 437, NR_unlinkat = 35, NR_getrandom = 278,
