@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"strings"
+	"sync"
 	"unsafe"
 
 	"golang.org/x/net/bpf"
@@ -65,12 +66,24 @@ func (p *plan) setArgv(argv ...string) error {
 	return nil
 }
 
-func (p *plan) setFilter(program []bpf.RawInstruction) {
+func (p *plan) setFilter(program []uint64) {
 	p.Filter = uint32(len(program))
+	copy(p.Program[:], program)
+}
+
+// The filters, as a plan has them, assembled once and not for every shell.
+var (
+	sandboxFilter = sync.OnceValue(func() []uint64 { return words(seccomp.Sandbox()) })
+	zygoteFilter  = sync.OnceValue(func() []uint64 { return words(seccomp.Zygote()) })
+)
+
+func words(program []bpf.RawInstruction) []uint64 {
 	b := seccomp.Bytes(program)
-	for i := range program {
-		p.Program[i] = binary.LittleEndian.Uint64(b[8*i:])
+	w := make([]uint64, len(program))
+	for i := range w {
+		w[i] = binary.LittleEndian.Uint64(b[8*i:])
 	}
+	return w
 }
 
 // bytes are those of the struct itself: its reader is a program of this machine, and to encode its thousands of elements one

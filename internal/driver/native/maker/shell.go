@@ -13,7 +13,6 @@ import (
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/driver/native/cgroup"
-	"github.com/covehq/cove/internal/driver/native/seccomp"
 	"github.com/covehq/cove/internal/driver/native/trace"
 	"github.com/covehq/cove/internal/driver/native/wire"
 	"github.com/covehq/cove/internal/fault"
@@ -146,7 +145,7 @@ func (m *Maker) furnish(ctx context.Context, s *shell, t *template.Template, soc
 	p := &plan{Mode: modeSandbox, NoFile: maxOpenFiles(), Bound: agentBound, Heir: agentHeir}
 	copy(p.Base[:], base)
 	copy(p.Hostname[:], "sandbox")
-	p.setFilter(seccomp.Sandbox())
+	p.setFilter(sandboxFilter())
 	argv := []string{agentName}
 	if s.form.ahead {
 		argv = append(argv, agentapi.Rehearse)

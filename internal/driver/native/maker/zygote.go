@@ -17,7 +17,6 @@ import (
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/driver/native/cgroup"
-	"github.com/covehq/cove/internal/driver/native/seccomp"
 	"github.com/covehq/cove/internal/driver/native/trace"
 	"github.com/covehq/cove/internal/driver/native/wire"
 	"github.com/covehq/cove/internal/fault"
@@ -186,7 +185,7 @@ func (m *Maker) furnishZygote(z *zygote, t *template.Template, owner int, socket
 	p := &plan{Mode: modeZygote, UID: uint32(owner), GID: uint32(owner), NoFile: maxOpenFiles()}
 	copy(p.Base[:], base)
 	copy(p.Hostname[:], "zygote")
-	p.setFilter(seccomp.Zygote())
+	p.setFilter(zygoteFilter())
 	if err := p.setArgv(t.Python.Executable, "-I", "/run/cove/kernel/zygote.py"); err != nil {
 		return err
 	}
