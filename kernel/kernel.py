@@ -1766,14 +1766,20 @@ class Kernel:
         self.streams.open()
         self.shell.forked()
 
-    def serve(self, sock, brancher=None):
-        """Answer requests until the socket closes. Does not return."""
+    def attach(self, sock, brancher=None):
+        """Do what depends on descriptors alone, before anybody waits; the socket is ours now."""
+        self.streams.open()
         self.channel = Channel(sock)
         self.brancher = brancher
         self.streams.keep()
         self.on_interrupt = self.on_interrupt
         self.listen()
         os.register_at_fork(after_in_child=self.after_fork_in_child)
+        return self.channel.sock
+
+    def serve(self):
+        """Answer requests until the socket closes. Does not return."""
+        self.shell.forked()
         for path in reversed((os.environ.get("PYTHONPATH") or "").split(os.pathsep)):
             if path and path not in sys.path:
                 sys.path.insert(1, path)
@@ -2078,9 +2084,14 @@ def forked():
     prepare().forked()
 
 
-def serve(sock, brancher=None):
-    """Be the kernel behind this socket. Does not return."""
-    prepare().serve(sock, brancher)
+def attach(sock, brancher=None):
+    """Have a prepared kernel speak on this socket; the socket that it speaks on."""
+    return prepare().attach(sock, brancher)
+
+
+def serve():
+    """Be the kernel behind the socket, in the environment that there is. Does not return."""
+    prepare().serve()
 
 
 def main(argv):
@@ -2088,7 +2099,8 @@ def main(argv):
     signal.signal(signal.SIGINT, lambda *_: None)
     os.set_inheritable(fd, False)
     prepare(plain="--plain" in argv)
-    serve(socket.socket(fileno=fd))
+    attach(socket.socket(fileno=fd))
+    serve()
 
 
 if __name__ == "__main__":

@@ -714,6 +714,11 @@ def reseed():
         process.current_process().authkey = os.urandom(32)
 
 
+def frame(kind, message):
+    payload = json.dumps(message).encode("ascii")
+    return struct.pack(">B3xI", kind, len(payload)) + payload
+
+
 def read_birth(sock):
     """The first frame on a kernel's socket: what is meant for one sandbox must not pass through the zygote, whose memory
     every later child inherits."""
@@ -859,6 +864,10 @@ class Zygote:
         self.kernel.forked()
         cells = cells_with(REHEARSAL[:1], REHEARSAL_WITH[:1])
         self.kernel.prepare().rehearse(cells)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.sendall(frame(FRAME_CONTROL, {"env": dict(os.environ)}))
+            take_environment(read_birth(ours)["env"])
 
     def warm(self, rounds):
         warm_libraries(rounds)
@@ -893,8 +902,7 @@ class Zygote:
         frames += [(FRAME_REQUEST, {"code": cell}) for cell in cells_with(REHEARSAL, REHEARSAL_WITH)]
         try:
             for kind, payload in frames:
-                payload = json.dumps(payload).encode("ascii")
-                ours.sendall(struct.pack(">B3xI", kind, len(payload)) + payload)
+                ours.sendall(frame(kind, payload))
             ours.shutdown(socket.SHUT_WR)
             while ours.recv(1 << 20):
                 pass
@@ -985,14 +993,13 @@ class Zygote:
             gc.enable()
             if message.get("ahead"):
                 self.rehearse_once()  # nobody waits yet: touch the memory that a birth and a first cell will
-                take_environment(json.loads(json.dumps(dict(os.environ))))
             reseed()
+            sock = self.kernel.attach(sock, self if isinstance(self.way, Shim) else None)
             birth = read_birth(sock)  # a kernel forked ahead waits here
             self.way.become_visible()
             limit_open_files(birth.get("open_files"))
             take_environment(birth["env"])
-            self.kernel.forked()
-            self.kernel.serve(sock, self if isinstance(self.way, Shim) else None)
+            self.kernel.serve()
         except BaseException as e:
             os.write(2, ("kernel: %s: %s\n" % (type(e).__name__, e)).encode("utf-8", "replace"))
         os._exit(EXIT_SETUP)
@@ -1025,7 +1032,8 @@ class Zygote:
                 os.dup2(fds[0], CHILD_SOCKET, inheritable=False)
                 close_from(CHILD_SOCKET + 1)
                 gc.enable()
-                self.kernel.serve(socket.socket(fileno=CHILD_SOCKET))
+                self.kernel.attach(socket.socket(fileno=CHILD_SOCKET))
+                self.kernel.serve()
             finally:
                 os._exit(EXIT_SETUP)
         self.born(message, pid, (pidfd_open(pid),))
