@@ -210,17 +210,32 @@ func (m *Manager) forkWithin(ctx context.Context, parent *entry, children []*ent
 	return Forked{}, m.whyGone(ctx, parent, fmt.Errorf("fork sandbox %s: %w", parent.id, err))
 }
 
-// beginForks makes the children running sandboxes and records them, and what became of the parent.
+// beginForks makes the children running sandboxes, and records that the parent was forked.
 func (m *Manager) beginForks(ctx context.Context, parent *entry, children []*entry, lifetime time.Duration) error {
 	if ctx.Err() != nil {
 		return waitError(ctx, "sandbox "+parent.id+" to be forked")
 	}
 	ids, deadline := make([]string, len(children)), deadlineOf(now(), lifetime)
-	if err := m.setDeadlines(ctx, children, deadline); err != nil {
+	told := make(chan error, 1) // while the rows are written
+	go func() { told <- m.setDeadlines(ctx, children, deadline) }()
+	err := m.startForks(ctx, parent, children, deadline)
+	if err := errors.Join(<-told, err); err != nil {
 		return err
 	}
 	for i, e := range children {
 		ids[i] = e.id
+	}
+	// Conflict: the parent has ended since, which its children survive.
+	err = m.save(ctx, parent, LifecycleEvent{Type: LifecycleForked, Message: strings.Join(ids, ", ")})
+	if err != nil && !fault.Is(err, fault.Conflict) {
+		return fmt.Errorf("record fork of sandbox %s: %w", parent.id, err)
+	}
+	return nil
+}
+
+// startForks makes the children running sandboxes and records them.
+func (m *Manager) startForks(ctx context.Context, parent *entry, children []*entry, deadline time.Time) error {
+	for _, e := range children {
 		e.mu.Lock()
 		e.sb.Deadline = deadline
 		e.mu.Unlock()
@@ -234,11 +249,6 @@ func (m *Manager) beginForks(ctx context.Context, parent *entry, children []*ent
 	}
 	if err != nil { // one of them ended before this was written
 		return goneError(ended(children))
-	}
-	// Conflict: the parent has ended since, which its children survive.
-	err = m.save(ctx, parent, LifecycleEvent{Type: LifecycleForked, Message: strings.Join(ids, ", ")})
-	if err != nil && !fault.Is(err, fault.Conflict) {
-		return fmt.Errorf("record fork of sandbox %s: %w", parent.id, err)
 	}
 	return nil
 }
