@@ -1761,14 +1761,11 @@ class Kernel:
             self.channel = None
             self.shell.reset()
 
-    def forked(self):
-        """In a zygote's child: what depends on this process's descriptors and environment is made anew."""
-        self.streams.open()
-        self.shell.forked()
-
     def attach(self, sock, brancher=None):
-        """Do what depends on descriptors alone, before anybody waits; the socket is ours now."""
-        self.streams.open()
+        """Do what depends on descriptors alone; the socket is ours now, and in another place.
+
+        In a zygote's child nobody may hold its anchor yet: nothing here imports a module or opens a path of the sandbox's.
+        """
         self.channel = Channel(sock)
         self.brancher = brancher
         self.streams.keep()
@@ -1779,7 +1776,6 @@ class Kernel:
 
     def serve(self):
         """Answer requests until the socket closes. Does not return."""
-        self.shell.forked()
         for path in reversed((os.environ.get("PYTHONPATH") or "").split(os.pathsep)):
             if path and path not in sys.path:
                 sys.path.insert(1, path)
@@ -2079,9 +2075,14 @@ def prepare(plain=False):
     return the_kernel
 
 
-def forked():
-    """Tell a prepared kernel that it has been forked and has new descriptors and a new environment."""
-    prepare().forked()
+def reopen_streams():
+    """In a zygote's child: descriptors 0 to 2 are others."""
+    prepare().streams.open()
+
+
+def new_environment():
+    """In a zygote's child: the environment is another."""
+    prepare().shell.forked()
 
 
 def attach(sock, brancher=None):

@@ -1,7 +1,7 @@
 """The zygote: a Python that has imported everything once and forks kernels straight into sandboxes.
 
 It runs without privilege as the user that owns the sandboxes' user namespaces, takes orders on descriptor 3 (JSON on a
-SEQPACKET socket, descriptors alongside) and runs no code of a sandbox: only what its template preloads. It has exactly
+SEQPACKET socket, descriptors alongside; those to fork in the shim's own form, see serve.c) and runs no code of a sandbox: only what its template preloads. It has exactly
 one thread, because a fork copies only the one that forks.
 
 Run as `python3 -I zygote.py` with an empty environment.
@@ -11,6 +11,7 @@ import array
 import collections
 import ctypes
 import errno
+import fcntl
 import gc
 import importlib
 import importlib.util
@@ -33,7 +34,6 @@ MAX_MESSAGE = 64 << 10
 MAX_DESCRIPTORS = 16
 MAX_CGROUPS = 8
 MAX_GROUPS = 64
-MAX_STRAYS = 256
 CHILD_SOCKET = 3
 FRAME_REQUEST = 1
 FRAME_CONTROL = 8
@@ -102,6 +102,8 @@ class Shim:
 
     def wait(self, zygote):
         """None when a message is there, or what a child has to know of its order."""
+        if threads() != 1:  # only Python can have made another, and it runs no more until we are back
+            raise RuntimeError("the zygote has %d threads and must have one" % threads())
         ahead = ctypes.c_int(0)
         code, length = filter_of(zygote.delta)
         if self.lib.cove_serve(zygote.control.fileno(), zygote.wake, zygote.anchor, ctypes.c_void_p(code), length, ctypes.byref(ahead)):
@@ -109,8 +111,9 @@ class Shim:
         return {"ahead": bool(ahead.value)}
 
     def know(self, pid, token):
-        if self.lib.cove_know(pid, token.encode()):
-            raise ValueError("there is no room for another child")
+        status = self.lib.cove_know(pid, token.encode())
+        if status:
+            raise ValueError("there is no room for another child" if status == -1 else "that is no token")
 
     def stray(self, pid):
         status = ctypes.c_int(0)
@@ -147,12 +150,14 @@ class Slow:
         self.libc = ctypes.PyDLL(None, use_errno=True)
         self.python = ctypes.pythonapi
         self.tokens = {}  # pid → token
-        self.strays = {}  # pid → how it ended, of children that nobody has named yet
 
     def wait(self, zygote):
         """As the shim's, but that a fork is a message like any other."""
+        poll = select.poll()
+        poll.register(zygote.control, select.POLLIN)
+        poll.register(zygote.wake, select.POLLIN)
         while True:
-            ready = {fd for fd, _ in zygote.poll.poll()}
+            ready = {fd for fd, _ in poll.poll()}
             if zygote.wake in ready:
                 self.reap(zygote)
             if zygote.control.fileno() in ready:
@@ -173,16 +178,12 @@ class Slow:
             token = self.tokens.pop(pid, None)
             if token is not None:
                 zygote.send(dict(type="exit", token=token, **how_it_ended(status)))
-                continue
-            self.strays[pid] = status  # a helper, or a branch that we have yet to be told of
-            if len(self.strays) > MAX_STRAYS:
-                del self.strays[next(iter(self.strays))]
 
     def know(self, pid, token):
         self.tokens[pid] = token
 
     def stray(self, pid):
-        return self.strays.pop(pid, None)
+        return None  # without an anchor there are no branches that we are told of late
 
     def children(self):
         return len(self.tokens)
@@ -302,8 +303,6 @@ class Slow:
                       ctypes.create_string_buffer(program, len(program)))
 
     def arrange_descriptors(self, request):
-        import fcntl
-
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (request.sock, request.out, request.err)]
         request.err = high[2]
         try:
@@ -781,9 +780,6 @@ class Zygote:
         self.delta = None  # a buffer with the filter that each child adds to ours
         self.anchor = -1  # the socket that kernels' anchors keep
         self.wake, self.wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self.poll = select.poll()
-        self.poll.register(control, select.POLLIN)
-        self.poll.register(self.wake, select.POLLIN)
 
     # Messages.
 
@@ -861,7 +857,8 @@ class Zygote:
         self.send(report)
 
     def rehearse_once(self):
-        self.kernel.forked()
+        self.kernel.reopen_streams()
+        self.kernel.new_environment()
         cells = cells_with(REHEARSAL[:1], REHEARSAL_WITH[:1])
         self.kernel.prepare().rehearse(cells)
         ours, theirs = socket.socketpair()
@@ -994,11 +991,13 @@ class Zygote:
             if message.get("ahead"):
                 self.rehearse_once()  # nobody waits yet: touch the memory that a birth and a first cell will
             reseed()
+            self.kernel.reopen_streams()
             sock = self.kernel.attach(sock, self if isinstance(self.way, Shim) else None)
             birth = read_birth(sock)  # a kernel forked ahead waits here
             self.way.become_visible()
             limit_open_files(birth.get("open_files"))
             take_environment(birth["env"])
+            self.kernel.new_environment()
             self.kernel.serve()
         except BaseException as e:
             os.write(2, ("kernel: %s: %s\n" % (type(e).__name__, e)).encode("utf-8", "replace"))
@@ -1039,10 +1038,12 @@ class Zygote:
         self.born(message, pid, (pidfd_open(pid),))
 
     def born(self, message, pid, pidfds):
-        self.way.know(pid, message.get("token", ""))
-        self.send({"type": "forked", "token": message.get("token", ""), "pid": pid}, pidfds)
-        for fd in pidfds:
-            os.close(fd)
+        try:
+            self.way.know(pid, message.get("token", ""))
+            self.send({"type": "forked", "token": message.get("token", ""), "pid": pid}, pidfds)
+        finally:
+            for fd in pidfds:
+                os.close(fd)
 
     def adopt(self, message):
         """A branch of one of our kernels is our child too: tell its end like that of any other."""
@@ -1122,11 +1123,7 @@ def run_warmup(code):
 def how_it_ended(status):
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        try:
-            name = signal.Signals(number).name
-        except ValueError:
-            name = "SIG%d" % number
-        return {"code": -1, "signal": name}
+        return {"code": -1, "signal": signal.Signals(number).name if number < 32 else "signal %d" % number}
     return {"code": os.WEXITSTATUS(status)}
 
 

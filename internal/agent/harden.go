@@ -107,7 +107,8 @@ func dropCaps() error {
 			return fmt.Errorf("drop capability %d from the bounding set: %w", c, errno)
 		}
 	}
-	// Ambient ones are inheritable, so they go with those.
+	// What whoever executed us has bequeathed is ours alone: a command by root would inherit it. Ambient ones are inheritable,
+	// so they go with those.
 	header := struct{ version, pid uint32 }{capVersion3, 0}
 	var data [2]struct{ effective, permitted, inheritable uint32 }
 	if _, _, errno := syscall.Syscall(syscall.SYS_CAPGET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data)), 0); errno != 0 {

@@ -215,13 +215,21 @@ func (m *Manager) beginForks(ctx context.Context, parent *entry, children []*ent
 	if ctx.Err() != nil {
 		return waitError(ctx, "sandbox "+parent.id+" to be forked")
 	}
-	ids, deadline := make([]string, len(children)), deadlineOf(now(), lifetime)
+	for _, e := range children { // whoever finds one of them running changes its deadline after us
+		unlock, err := e.lockChanges(ctx)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+	}
+	deadline := deadlineOf(now(), lifetime)
 	told := make(chan error, 1) // while the rows are written
 	go func() { told <- m.setDeadlines(ctx, children, deadline) }()
 	err := m.startForks(ctx, parent, children, deadline)
 	if err := errors.Join(<-told, err); err != nil {
 		return err
 	}
+	ids := make([]string, len(children))
 	for i, e := range children {
 		ids[i] = e.id
 	}

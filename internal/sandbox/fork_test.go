@@ -177,6 +177,36 @@ func TestFork(t *testing.T) {
 			}
 			w.wantUnforked(parent, 3)
 		},
+		"whoever finds a copy running changes its deadline after the fork has set it": func(t *testing.T, w *world) {
+			parent := w.create(sandbox.Spec{}).ID
+			w.driver.failWith(func(op string, n int) error {
+				if op == "change" && n == 1 {
+					time.Sleep(time.Second)
+				}
+				return nil
+			})
+			forked := make(chan error, 1)
+			go func() {
+				_, err := w.Fork(t.Context(), acme, parent, sandbox.ForkSpec{Count: 1, Lifetime: time.Minute})
+				forked <- err
+			}()
+			sleep(time.Second / 2)
+			page, err := w.List(t.Context(), acme, sandbox.ListQuery{States: []sandbox.State{sandbox.StateRunning}})
+			if err != nil || len(page.Items) != 2 {
+				t.Fatalf("%d run, %v", len(page.Items), err)
+			}
+			child := page.Items[0].ID
+			if child == parent {
+				child = page.Items[1].ID
+			}
+			changed, err := w.SetLifetime(t.Context(), acme, child, time.Hour)
+			if err := errors.Join(err, <-forked); err != nil {
+				t.Fatal(err)
+			}
+			if at := w.driver.deadline(child); !at.Equal(changed.Deadline) || time.Until(at) < 59*time.Minute {
+				t.Fatalf("the driver ends it in %v, its row says %v", time.Until(at), time.Until(changed.Deadline))
+			}
+		},
 		"a copy can be copied after its parent's end": func(t *testing.T, w *world) {
 			parent := w.create(sandbox.Spec{}).ID
 			child := w.fork(parent, sandbox.ForkSpec{Count: 1}).Sandboxes[0].ID

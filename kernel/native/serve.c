@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,17 +19,21 @@
 
 #include "shim.h"
 
+#ifndef SYS_pidfd_send_signal
+#define SYS_pidfd_send_signal 424
+#endif
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
 #endif
 
-enum { ORDER = 'F', MAX_CHILDREN = 2048, MAX_STRAYS = 256, MAX_TOKEN = 63, MAX_PATH = 4096, MAX_DESCRIPTORS = 16, FIXED_DESCRIPTORS = 4 };
+enum { ORDER = 'F', MAX_CHILDREN = 1 << 15, MAX_STRAYS = 256, MAX_TOKEN = 63, MAX_PATH = 4096, MAX_DESCRIPTORS = 16, FIXED_DESCRIPTORS = 4 };
 
 // An order to fork, little-endian. The groups follow it, then the token, then where the kernel works, to the end.
 struct order {
     uint8_t kind, ahead, ngroups, ntoken;
     uint32_t uid, gid, nofile;
 };
+_Static_assert(sizeof(struct order) == 16, "the maker writes it byte by byte");
 
 // Children that somebody knows by a token, and ended ones that nobody knows yet: helpers, anchors, and branches that we
 // are told of later.
@@ -43,7 +48,7 @@ static struct family {
     } strays[MAX_STRAYS];
 } *family;
 
-// cove_family makes the memory for them, which is empty in every child.
+// cove_family makes the memory for them, which is empty in every child and costs what is used of it.
 int cove_family(void) {
     family = mmap(0, sizeof *family, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (family == MAP_FAILED || madvise(family, sizeof *family, MADV_WIPEONFORK))
@@ -58,21 +63,29 @@ static int find(pid_t pid) {
     return -1;
 }
 
-// room_for is where a child would be remembered, or −1.
-static int room_for(pid_t pid) {
+static int full(void) { return family->high == MAX_CHILDREN && find(0) < 0; }
+
+// What a token is made of: it goes into messages as it is.
+static int usable(const char *token, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (!((token[i] | 32) >= 'a' && (token[i] | 32) <= 'z') && !(token[i] >= '0' && token[i] <= '9'))
+            return 0;
+    return n > 0 && n <= MAX_TOKEN;
+}
+
+// cove_know gives a child its token; a number that was known before is another's now. Zero, or what is wrong: −1 where there
+// is no room, −2 where that is no token.
+int cove_know(pid_t pid, const char *token) {
+    if (!usable(token, strlen(token)))
+        return -2;
     int i = find(pid);
     if (i < 0)
         i = find(0);
-    if (i < 0 && family->high < MAX_CHILDREN)
+    if (i < 0) {
+        if (full())
+            return -1;
         i = family->high++;
-    return i;
-}
-
-// cove_know gives a child its token; a number that was known before is another's now. Zero, or −1 where there is no room.
-int cove_know(pid_t pid, const char *token) {
-    int i = room_for(pid);
-    if (i < 0 || strlen(token) > MAX_TOKEN)
-        return -1;
+    }
     family->pids[i] = pid;
     strcpy(family->tokens[i], token);
     return 0;
@@ -135,7 +148,7 @@ static void tell_end(int control, const char *token, int status) {
     if (number < sizeof names / sizeof *names)
         snprintf(name, sizeof name, "SIG%s", names[number]);
     else
-        snprintf(name, sizeof name, "SIG%u", number);
+        snprintf(name, sizeof name, "signal %u", number);
     say(control, 0, 0, "{\"type\":\"exit\",\"token\":\"%s\",\"code\":-1,\"signal\":\"%s\"}", token, name);
 }
 
@@ -144,6 +157,8 @@ static void reap(int control) {
     for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
         int i = find(pid);
         if (i < 0) {
+            int older;
+            cove_stray(pid, &older); // that had the same number
             unsigned at = family->next++ % MAX_STRAYS;
             family->strays[at].pid = pid, family->strays[at].status = status;
             continue;
@@ -185,24 +200,25 @@ static int receive(int control, struct received *r) {
 }
 
 // understand makes a request of an order; what is wrong with it, or nothing. The token is empty until it is known.
-static const char *understand(struct received *in, struct request *out, char token[MAX_TOKEN + 1]) {
+static const char *understand(struct received *in, int whole, struct request *out, char token[MAX_TOKEN + 1]) {
     const struct order *o = &in->head;
+    if (in->size < (ssize_t)sizeof *o)
+        return "the order is cut off";
     size_t groups = o->ngroups * sizeof(uint32_t), before = sizeof *o + groups + o->ntoken;
-    if (in->size < (ssize_t)sizeof *o || (size_t)in->size < before)
+    if ((size_t)in->size < before)
         return "the order is cut off";
     const char *name = in->data + sizeof *o + groups;
-    if (!o->ntoken || o->ntoken > MAX_TOKEN)
-        return "the order has no token, or a long one";
-    for (int i = 0; i < o->ntoken; i++) // it goes into a message as it is
-        if (!((name[i] | 32) >= 'a' && (name[i] | 32) <= 'z') && !(name[i] >= '0' && name[i] <= '9'))
-            return "the token is of something else than letters and digits";
+    if (!usable(name, o->ntoken))
+        return "the token is none, a long one, or of something else than letters and digits";
     memcpy(token, name, o->ntoken);
     token[o->ntoken] = 0;
+    if (!whole)
+        return "the order did not come whole";
     if (o->ngroups > MAX_GROUPS)
         return "there are too many groups";
     if (in->nfds < FIXED_DESCRIPTORS || in->nfds > FIXED_DESCRIPTORS + MAX_CGROUPS)
         return "this is not the right number of descriptors";
-    if (room_for(0) < 0)
+    if (full())
         return "there are too many children";
     out->sock = in->fds[0], out->out = in->fds[1], out->err = in->fds[2], out->pidfd = in->fds[3];
     out->ncgroups = in->nfds - FIXED_DESCRIPTORS;
@@ -217,7 +233,7 @@ static const char *understand(struct received *in, struct request *out, char tok
 // carry_out forks what an order asks for; false in the child. What came with it is closed.
 static int carry_out(int control, struct received *in, int whole, struct request *request) {
     char token[MAX_TOKEN + 1] = "";
-    const char *wrong = whole ? understand(in, request, token) : "the order did not come whole";
+    const char *wrong = understand(in, whole, request, token);
     const char *step = "";
     int fds[2] = {-1, -1};
     pid_t pid = -EINVAL;
@@ -234,9 +250,11 @@ static int carry_out(int control, struct received *in, int whole, struct request
         say(control, 0, 0, "{\"type\":\"failed\",\"token\":\"%s\",\"error\":\"%s\"}", token, wrong);
     else if (pid < 0)
         say(control, 0, 0, "{\"type\":\"failed\",\"token\":\"%s\",\"error\":\"%s: %s\"}", token, step, strerror(-pid));
-    else if (fds[0] < 0) // the maker ends what it was not given, with the sandbox
+    else if (fds[0] < 0) {
         say(control, 0, 0, "{\"type\":\"failed\",\"token\":\"%s\",\"error\":\"pidfd: %s\"}", token, strerror(errno));
-    else
+        kill(pid, SIGKILL); // nobody would have it
+        syscall(SYS_pidfd_send_signal, fds[1], SIGKILL, 0, 0);
+    } else
         say(control, fds, 2, "{\"type\":\"forked\",\"token\":\"%s\",\"pid\":%d}", token, pid);
     for (int i = 0; i < 2; i++)
         if (pid > 0 && fds[i] >= 0)
@@ -253,9 +271,10 @@ int cove_serve(int control, int wake, int anchor, const struct sock_filter *filt
     for (;;) {
         struct pollfd ready[2] = {{control, POLLIN, 0}, {wake, POLLIN, 0}};
         if (poll(ready, 2, -1) < 0) {
-            if (errno == EINTR)
-                continue; // a child has ended, and the interpreter's handler has said so on wake
-            break;
+            if (errno != EINTR)
+                _exit(EXIT_SETUP);
+            reap(control); // the interpreter's handler has also said so on wake, unless a library has taken that away
+            continue;
         }
         if (ready[1].revents) {
             char said[256];

@@ -195,6 +195,7 @@ class Death(Claims):
     def test_how_a_child_ended_is_told(self):
         for code, expected in (("exit()", {"code": 0}), ("exit(7)", {"code": 7}),
                                ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", {"code": -1, "signal": "SIGKILL"}),
+                               ("import os; os.kill(os.getpid(), 40)", {"code": -1, "signal": "signal 40"}),
                                ("import ctypes; ctypes.string_at(0)", {"code": -1, "signal": "SIGSEGV"})):
             with self.subTest(code):
                 kernel = self.fork()
@@ -237,6 +238,32 @@ class Death(Claims):
                 break
         self.assertEqual(left, stats["children"])
 
+    def test_a_child_is_known_by_the_token_that_it_was_given_last(self):
+        if self.maker.ready["way"] != "shim":
+            self.skipTest("only kernels of the shim have branches, which are adopted")
+        kernel = self.fork()
+        self.maker.tell({"op": "adopt", "pid": kernel.pid, "token": "another"})
+        kernel.send({"code": "exit(3)"})
+        self.assertEqual(self.maker.expect("exit", "another")[0]["code"], 3)
+
+    def test_the_end_of_a_child_that_is_adopted_too_late_is_told(self):
+        if self.maker.ready["way"] != "shim":
+            self.skipTest("only kernels of the shim have branches, which are adopted")
+        kernel = self.fork()
+        with open("/proc/self/fdinfo/%d" % kernel.anchor) as f:
+            anchor = int(f.read().split("\nPid:")[1].split()[0])  # a child of the zygote's that it knows no token of
+        kernel.end_anchor()
+        while os.path.exists("/proc/%d" % anchor):
+            time.sleep(0.001)
+        self.maker.tell({"op": "adopt", "pid": anchor, "token": "late"})
+        self.assertEqual(self.maker.expect("exit", "late")[0], {"type": "exit", "token": "late", "code": -1, "signal": "SIGKILL"})
+        self.maker.tell({"op": "adopt", "pid": anchor, "token": "later"})  # it was told, and is forgotten
+        self.assertEqual(self.maker.expect("exit", "later")[0], {"type": "exit", "token": "later", "code": 0})
+        for token in ("", 'x","code":7', "x" * 64):
+            self.maker.tell({"op": "adopt", "pid": kernel.pid, "token": token})
+            with self.assertRaisesRegex(Failed, "no token"):
+                self.maker.expect("exit", token)
+
     def test_the_pidfd_is_the_childs(self):
         kernel = self.fork()
         with open("/proc/self/fdinfo/%d" % kernel.pidfd) as f:
@@ -277,15 +304,15 @@ class Orders(Claims):
                 ("cut off", "", b"F", 4),
                 ("cut off", "", b"F" + bytes(14), 4),
                 ("cut off", "", peer.short_order(**dict(whole, cwd=""))[:-1], 4),
-                ("no token", "", peer.short_order(**dict(whole, token="")), 4),
+                ("token is none", "", peer.short_order(**dict(whole, token="")), 4),
                 ("a long one", "", peer.short_order(**dict(whole, token="z" * 64)), 4),
                 ("letters and digits", "", peer.short_order(**dict(whole, token='z","type":"forked')), 4),
                 ("too many groups", "z", peer.short_order(**dict(whole, groups=[1000] * 65)), 4),
                 ("number of descriptors", "z", peer.short_order(**whole), 0),
                 ("number of descriptors", "z", peer.short_order(**whole), 3),
                 ("number of descriptors", "z", peer.short_order(**whole), 13),
-                ("whole", "", peer.short_order(**dict(whole, cwd="/" * 8192)), 4),
-                ("whole", "", peer.short_order(**whole), 17),
+                ("whole", "z", peer.short_order(**dict(whole, cwd="/" * 8192)), 4),
+                ("whole", "z", peer.short_order(**whole), 17),
                 ("setns", "z", peer.short_order(**whole), 4)):
             with self.subTest(why):
                 self.maker.tell(order, [null] * descriptors)
@@ -315,6 +342,14 @@ class Orders(Claims):
         self.maker.tell({"op": "stats"})
         stats, _ = self.maker.expect("stats")
         self.assertEqual(stats["threads"], 1)
+        kernel = self.fork(ahead=True)
+        self.assertEqual(kernel.value("1+1"), "2")
+        self.maker.tell({"op": "stats"})
+        self.assertEqual(self.maker.expect("stats")[0]["children"], stats["children"] + 1)
+        kernel.send({"code": "exit()"})
+        self.maker.expect("exit", kernel.token)
+        self.maker.tell({"op": "stats"})
+        self.assertEqual(self.maker.expect("stats")[0]["children"], stats["children"])
         self.assertGreater(stats["rss_kb"], 1000)
 
     def test_many_orders_at_once_are_all_served(self):

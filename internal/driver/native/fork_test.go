@@ -960,7 +960,7 @@ func TestForkCharges(t *testing.T) {
 	parent.value("import numpy as np\na = np.random.default_rng(1).random(12 << 20); total = float(a.sum())")
 	before := parent.usage().MemoryBytes
 	branches, forked := parent.fork(2, func(r *sandbox.ForkRequest) { r.Children[0].Limits.MemoryBytes = 1 << 30 })
-	if forked.Memory < heap || forked.Memory > heap*3/2 {
+	if forked.Memory < heap-2<<20 || forked.Memory > heap*3/2 { // the host counts a process's pages in batches
 		t.Errorf("a kernel of %d MB was copied", forked.Memory>>20)
 	}
 	pays := func(who string, b *box, least, most int64) {

@@ -211,3 +211,32 @@ func (v Volumes) Use(ctx context.Context, path string, turn func()) error {
 func (v Volumes) Describe(tenant, name string) (sandbox.Volume, error) {
 	return v.v.describe(tenant, name)
 }
+
+// Zygote is what a pool knows of one: its age and its children.
+type Zygote struct {
+	Age           time.Duration
+	Forks, Living int
+}
+
+// Choose is which of them a pool takes, which it keeps, and whether it sees room to spare.
+func Choose(all ...Zygote) (best int, kept []int, spare bool) {
+	p, numbers := &pool{}, map[*zygote]int{}
+	for i, z := range all {
+		it := &zygote{born: time.Now().Add(-z.Age), forks: z.Forks, reserved: z.Living}
+		p.zygotes, numbers[it] = append(p.zygotes, it), i
+	}
+	z, spare := p.usable()
+	best = -1
+	if z != nil {
+		best = numbers[z]
+	}
+	for _, z := range p.zygotes {
+		kept = append(kept, numbers[z])
+	}
+	return best, kept, spare
+}
+
+// ShortOrder is an order to fork as the shim reads it.
+func ShortOrder(uid, gid int, groups []int, token, cwd string, ahead bool) ([]byte, error) {
+	return zygoteRequest{Op: "fork", UID: uid, GID: gid, Groups: groups, Token: token, Cwd: cwd, Ahead: ahead}.short()
+}

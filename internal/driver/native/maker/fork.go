@@ -409,7 +409,7 @@ func (f *fork) shelter(ctx context.Context, b *baby) (err error) {
 		return context.Cause(ctx)
 	}
 	want := f.parent.shell.form
-	want.from, want.owns = f.frozen, len(f.babies) == 1
+	want.from, want.owns, want.ahead = f.frozen, len(f.babies) == 1, false
 	if b.shell != nil {
 		return f.m.reroot(b.shell, p.template, want)
 	}

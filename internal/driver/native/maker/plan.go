@@ -78,6 +78,9 @@ var (
 )
 
 func words(program []bpf.RawInstruction) []uint64 {
+	if len(program) > maxFilter {
+		panic(fmt.Sprintf("a filter of %d instructions does not fit into a plan", len(program)))
+	}
 	b := seccomp.Bytes(program)
 	w := make([]uint64, len(program))
 	for i := range w {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -410,28 +411,36 @@ func (p *pool) zygote(ctx context.Context) (*zygote, error) {
 	}
 }
 
-// usable picks the zygote with the fewest children and tells whether there is room to spare. Called with p.mu.
+// usable picks the zygote with the fewest children and tells whether there is room to spare. One that is old goes on until
+// there is a younger one, which takes seconds to start: it is started while the last has a tenth of its forks and its age left.
+// Called with p.mu.
 func (p *pool) usable() (best *zygote, spare bool) {
-	room, fewest := 0, 2*zygoteLive // rather a slow fork than none, while the next zygote starts
+	room, fewest, aged := 0, 2*zygoteLive, true // rather a slow fork than none, while the next zygote starts
+	var idle []*zygote
 	kept := p.zygotes[:0]
 	for _, z := range p.zygotes {
 		living, forks, dead := z.load()
 		if dead {
 			continue
 		}
-		old := forks >= zygoteForks || time.Since(z.born) > zygoteAge
-		if old && living == 0 {
-			z.stop()
-			continue
-		}
 		kept = append(kept, z)
-		if old {
-			continue
+		age := time.Since(z.born)
+		old := forks >= zygoteForks || age > zygoteAge
+		if old && living == 0 {
+			idle = append(idle, z)
 		}
-		room += max(zygoteLive-living, 0)
-		if living < fewest {
-			best, fewest = z, living
+		if forks < zygoteForks*9/10 && age < zygoteAge*9/10 {
+			room += max(zygoteLive-living, 0)
 		}
+		if living < 2*zygoteLive && (aged && !old || old == aged && living < fewest) {
+			best, fewest, aged = z, living, old
+		}
+	}
+	if !aged { // somebody else is there
+		for _, z := range idle {
+			z.stop()
+		}
+		kept = slices.DeleteFunc(kept, func(z *zygote) bool { return slices.Contains(idle, z) })
 	}
 	p.zygotes = kept
 	return best, room > zygoteLive/8

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"os"
 	"strconv"
@@ -53,7 +52,7 @@ type zygote struct {
 	living   map[string]func(exit)        // token → who wants to know its end
 }
 
-// zygoteRequest and zygoteMessage are the protocol of kernel/zygote.py.
+// zygoteRequest and zygoteMessage are the protocol of kernel/zygote.py; orders to fork also have a short form.
 type zygoteRequest struct {
 	Op        string   `json:"op"`
 	Token     string   `json:"token,omitempty"`
@@ -300,6 +299,10 @@ func (z *zygote) hear(msg zygoteMessage, files []*os.File) {
 
 // fork asks for a kernel. onExit is told how it ended; it must not block.
 func (z *zygote) fork(ctx context.Context, r zygoteRequest, onExit func(exit), files ...*os.File) ([]*os.File, error) {
+	send, err := z.sender(r)
+	if err != nil {
+		return nil, err
+	}
 	answer := make(chan zygoteAnswer, 1)
 	z.mu.Lock()
 	if z.dead {
@@ -315,7 +318,7 @@ func (z *zygote) fork(ctx context.Context, r zygoteRequest, onExit func(exit), f
 
 	z.sendMu.Lock()
 	_ = z.conn.SetWriteDeadline(time.Now().Add(zygotePatience))
-	err := z.send(r, files)
+	err = send(files)
 	z.sendMu.Unlock()
 	if err != nil {
 		z.forget(r.Token)
@@ -341,22 +344,26 @@ func (z *zygote) fork(ctx context.Context, r zygoteRequest, onExit func(exit), f
 	}
 }
 
-// send sends an order to fork: where the shim reads them, in its form.
-func (z *zygote) send(r zygoteRequest, files []*os.File) error {
+// sender is how an order goes to the zygote: to fork, where the shim reads such orders, in its form.
+func (z *zygote) sender(r zygoteRequest) (func(files []*os.File) error, error) {
 	if r.Op != "fork" || z.ready.Way != "shim" {
-		return wire.Send(z.conn, r, files...)
+		return func(files []*os.File) error { return wire.Send(z.conn, r, files...) }, nil
 	}
 	order, err := r.short()
-	if err != nil {
-		return err
-	}
-	return wire.SendBytes(z.conn, order, files...)
+	return func(files []*os.File) error { return wire.SendBytes(z.conn, order, files...) }, err
 }
+
+// Bounds of kernel/native/serve.c.
+const (
+	maxOrderGroups = 64
+	maxOrderToken  = 63
+	maxOrderCwd    = 4096
+)
 
 // short is an order to fork as kernel/native/serve.c reads it.
 func (r zygoteRequest) short() ([]byte, error) {
-	if len(r.Groups) > math.MaxUint8 || len(r.Token) > math.MaxUint8 {
-		return nil, fmt.Errorf("an order with %d groups and a token of %d bytes", len(r.Groups), len(r.Token))
+	if len(r.Groups) > maxOrderGroups || len(r.Token) > maxOrderToken || len(r.Cwd) > maxOrderCwd {
+		return nil, fmt.Errorf("an order with %d groups, a token of %d bytes and a path of %d", len(r.Groups), len(r.Token), len(r.Cwd))
 	}
 	ahead := byte(0)
 	if r.Ahead {

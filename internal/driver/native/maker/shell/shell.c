@@ -471,7 +471,7 @@ static void set_limit(int what, u64 value)
 // bequeath has capabilities pass the exec that the bounding set will not have. Whoever gets them gives up passing them on.
 static void bequeath(void)
 {
-	u32 header[2] = { 0x20080522, 0 }, sets[6]; // effective, permitted and inheritable, low words first
+	u32 header[2] = { 0x20080522, 0 }, sets[6]; // version 3; effective, permitted and inheritable, low words first
 	must("read capabilities", sys2(NR_capget, (i64)header, (i64)sets));
 	sets[2] = (u32)plan.heir;
 	sets[5] = (u32)(plan.heir >> 32);
@@ -480,7 +480,7 @@ static void bequeath(void)
 
 static void drop_bounding(void)
 {
-	if (plan.heir) bequeath(); // what is not in the set cannot be inherited
+	if (plan.heir) bequeath(); // before: what the bounding set lacks cannot be made inheritable
 	for (int cap = 0; cap < 64; cap++) {
 		if (plan.bound >> cap & 1) continue;
 		i64 ret = sys5(NR_prctl, PR_CAPBSET_DROP, cap, 0, 0, 0);
