@@ -86,7 +86,7 @@ var forks = []claim{
 	}},
 	{"a copy has its parent's memory and files, and both go their own way", needsFork, func(t *testing.T, b *bench) {
 		s := b.start(t)
-		s.cell(t, "x = [1, 2]; f = lambda: len(x)\nopen('note', 'w').write('before')")
+		s.cell(t, "x = [1, 2]; f = lambda: len(x); own = b'x' * (16 << 20)\nopen('note', 'w').write('before')")
 		copies, forked := s.fork(t, 1)
 		c := copies[0]
 		if got := c.value(t, "f(), open('note').read()"); got != "(2, 'before')" {
@@ -100,7 +100,7 @@ var forks = []claim{
 		if got := c.value(t, "import os; (f(), open('note').read(), os.path.exists('own'))"); got != "(3, 'of the copy', False)" {
 			t.Errorf("the copy says %s", got)
 		}
-		if forked.Stall <= 0 || forked.Memory <= 0 {
+		if forked.Stall <= 0 || forked.Memory < 8<<20 || forked.Memory > 64<<20 {
 			t.Errorf("%+v", forked)
 		}
 	}},

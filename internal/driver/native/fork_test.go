@@ -101,9 +101,9 @@ func lost(f sandbox.Forked, kind string) (what []string) {
 
 func TestForkCopiesVariablesAndFiles(t *testing.T) {
 	parent := start(t)
-	parent.value("x = list(range(1000)); d = {'a': x}; _ = open('/tmp/f', 'w').write('parent')")
+	parent.value("x = list(range(1000)); d = {'a': x}; own = b'x' * (16 << 20); _ = open('/tmp/f', 'w').write('parent')")
 	branches, forked := parent.fork(1)
-	if forked.Stall <= 0 || forked.Memory <= 0 || len(forked.NotCopied) != 0 {
+	if forked.Stall <= 0 || forked.Memory < 8<<20 || forked.Memory > 64<<20 || len(forked.NotCopied) != 0 {
 		t.Errorf("%+v", forked)
 	}
 	child := branches[0]
