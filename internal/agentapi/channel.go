@@ -79,7 +79,7 @@ type KernelRequest struct {
 	State  bool              `json:"state,omitempty"`
 }
 
-// Rehearse, as an argument, tells an agent that nobody waits for it yet.
+// Rehearse is the argument that tells an agent that nobody waits for it yet.
 const Rehearse = "rehearse"
 
 // SoonerBy is what every process of a sandbox has on top of its agent's oom_score_adj, so that it is ended before the agent when memory

@@ -220,7 +220,7 @@ func (m *Manager) beginForks(ctx context.Context, parent *entry, children []*ent
 		if err != nil {
 			return err
 		}
-		defer unlock()
+		defer unlock() //nolint:gocritic // all of them are held until all are told
 	}
 	deadline := deadlineOf(now(), lifetime)
 	told := make(chan error, 1) // while the rows are written
