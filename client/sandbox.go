@@ -76,7 +76,7 @@ type Forks struct {
 	Sandboxes   []*Sandbox
 	NotCopied   []NotCopied // what the sandbox has and its copies do not
 	StallMS     float64     // for how long the sandbox's kernel took no cell
-	MemoryBytes int64       // how much memory was copied
+	MemoryBytes int64       // what was copied beyond what every kernel of the template begins with
 }
 
 // Fork copies the sandbox: its files, and the memory of one of its kernels. It returns when every copy takes code.

@@ -36,9 +36,9 @@ func (s *sandbox) fork(srv *server, req client.ForkRequest) ([]*sandbox, *client
 func TestForkTriesThreeIdeas(t *testing.T) {
 	s := sharedServer(t)
 	parent := s.create(t, client.CreateRequest{Env: map[string]string{"TOKEN": "secret-of-the-parent"}, Metadata: map[string]string{"who": "parent"}})
-	parent.value("import pandas as pd; df = pd.DataFrame({'x': range(10)}); _ = open('notes', 'w').write('before\\n')")
+	parent.value("import pandas as pd; df = pd.DataFrame({'x': range(10)}); own = b'x' * (16 << 20); _ = open('notes', 'w').write('before\\n')")
 	branches, forks := parent.fork(s, client.ForkRequest{Count: 3, Metadata: map[string]string{"who": "branch"}, Env: map[string]string{"IDEA": "1"}})
-	if len(branches) != 3 || forks.StallMS <= 0 || forks.MemoryBytes <= 0 {
+	if len(branches) != 3 || forks.StallMS <= 0 || forks.MemoryBytes < 8<<20 {
 		t.Fatalf("%d sandboxes, stall %v ms, %d bytes", len(branches), forks.StallMS, forks.MemoryBytes)
 	}
 	if !slices.Contains(forks.NotCopied, client.NotCopied{Kind: "environment", What: "TOKEN"}) {

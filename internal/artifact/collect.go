@@ -116,8 +116,58 @@ type haul struct {
 	list      []Artifact
 	found     []agentapi.Found // of list, where it came from a box
 	refs      []Ref            // claimed
-	fresh     []bool           // of refs: the blob was not there before
 	committed bool             // what list says is kept has rows
+	placing   placing
+}
+
+// placing puts blobs under their names while the next are read: most of what a small file takes is to make one.
+type placing struct {
+	work  sync.WaitGroup
+	room  chan struct{} // bounds how many are under way, and with it what they hold in memory
+	mu    sync.Mutex
+	fresh []bool // of the haul's refs: the blob was not there before
+	err   error
+}
+
+const maxPlacing = 4
+
+// put takes over a draft, or says why another was not placed.
+func (p *placing) put(d Draft, placed func()) error {
+	if p.room == nil {
+		p.room = make(chan struct{}, maxPlacing)
+	}
+	p.room <- struct{}{}
+	p.mu.Lock()
+	i, err := len(p.fresh), p.err
+	p.fresh = append(p.fresh, false)
+	p.mu.Unlock()
+	if err != nil {
+		<-p.room
+		d.Drop()
+		return err
+	}
+	p.work.Go(func() {
+		defer func() { <-p.room }()
+		existed, err := d.Place()
+		d.Drop()
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.fresh[i] = !existed
+		if err != nil {
+			p.err = err
+			return
+		}
+		placed()
+	})
+	return nil
+}
+
+// wait returns when all are placed, or why one was not.
+func (p *placing) wait() error {
+	p.work.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.err
 }
 
 func (k *Keeper) begin(ctx context.Context, tenant string, o Origin) (*haul, error) {
@@ -131,6 +181,7 @@ func (k *Keeper) begin(ctx context.Context, tenant string, o Origin) (*haul, err
 }
 
 func (h *haul) end() {
+	_ = h.placing.wait() // whoever stored them has asked
 	for _, a := range h.list {
 		if a.ID != "" && !h.committed {
 			h.book.give(a.Size)
@@ -230,7 +281,12 @@ func (h *haul) store(a *Artifact, content io.Reader, reserved *int64) (*refusal,
 	if err != nil {
 		return nil, err
 	}
-	defer d.Drop()
+	given := false
+	defer func() {
+		if !given {
+			d.Drop()
+		}
+	}()
 	h.k.cfg.Step("draft")
 	head, why, err := h.pour(d, content)
 	if err != nil || why != nil {
@@ -249,13 +305,8 @@ func (h *haul) store(a *Artifact, content io.Reader, reserved *int64) (*refusal,
 	ref := Ref{h.tenant, a.SHA256}
 	h.k.claims.want(ref)
 	h.refs = append(h.refs, ref)
-	existed, err := d.Place()
-	if err != nil {
-		return nil, err
-	}
-	h.fresh = append(h.fresh, !existed)
-	h.k.cfg.Step("placed")
-	return nil, nil
+	given = true
+	return nil, h.placing.put(d, func() { h.k.cfg.Step("placed") })
 }
 
 // takeBack takes room without asking: it was just given.
@@ -293,6 +344,9 @@ func (h *haul) pour(d Draft, content io.Reader) (head []byte, why *refusal, err 
 
 // commit makes the files known: bytes first, names second.
 func (h *haul) commit(ctx context.Context) error {
+	if err := h.placing.wait(); err != nil {
+		return err
+	}
 	if len(h.refs) == 0 {
 		return nil
 	}
@@ -316,7 +370,7 @@ func (h *haul) commit(ctx context.Context) error {
 	h.k.cfg.Step("committed")
 	h.k.settler.wake()
 	for i, a := range rows {
-		h.k.cfg.Observer.ArtifactKept(a.Size, !h.fresh[i])
+		h.k.cfg.Observer.ArtifactKept(a.Size, !h.placing.fresh[i])
 	}
 	return nil
 }

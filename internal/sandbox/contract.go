@@ -132,7 +132,7 @@ type ForkChild struct {
 // Forked is what a fork did.
 type Forked struct {
 	Stall     time.Duration `json:"stall"`                // how long the parent's kernel took no cell
-	Memory    int64         `json:"memory"`               // bytes that the kernel had of its own
+	Memory    int64         `json:"memory"`               // bytes that the kernel had beyond what every kernel of its template begins with
 	NotCopied []NotCopied   `json:"not_copied,omitempty"` // what the parent has and its copies do not
 }
 
