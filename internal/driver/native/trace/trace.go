@@ -38,8 +38,10 @@ type Tracer struct {
 	work chan func()
 	done chan struct{}
 
-	mu    sync.Mutex
-	known map[int]bool // whom it holds, by number
+	mu       sync.Mutex
+	known    map[int]bool // whom it holds, by number
+	over     bool
+	awaiting sync.WaitGroup // who waits for one of them, elsewhere than on the thread
 }
 
 // New starts it.
@@ -73,9 +75,22 @@ func (t *Tracer) serve() {
 		case f := <-t.work:
 			f()
 		case <-t.done:
+			t.endAll()
 			return
 		}
 	}
+}
+
+// endAll ends everybody whom it holds, and returns when nobody waits for them any more. With the thread they would end too,
+// but as somebody else's children: the host would not tell who waits for them here.
+func (t *Tracer) endAll() {
+	t.mu.Lock()
+	t.over = true
+	for pid := range t.known {
+		_ = unix.Kill(pid, unix.SIGKILL) // not reaped while the lock is held
+	}
+	t.mu.Unlock()
+	t.awaiting.Wait()
 }
 
 // Close ends it, and every process that it holds.
@@ -155,11 +170,13 @@ const options = unix.PTRACE_O_EXITKILL | unix.PTRACE_O_TRACESYSGOOD | unix.PTRAC
 func (t *Tracer) Seize(pid int, pidfd *os.File) (*Process, error) {
 	p := &Process{t: t, pid: pid, pidfd: pidfd, gone: make(chan struct{})}
 	err := t.do(func() error {
+		if err := ptrace(unix.PTRACE_SEIZE, pid, 0, options); err != nil {
+			return err
+		}
 		t.know(pid)
-		return ptrace(unix.PTRACE_SEIZE, pid, 0, options)
+		return nil
 	})
 	if err != nil {
-		t.forget(pid)
 		_ = signal(pidfd, unix.SIGKILL)
 		pidfd.Close()
 		return nil, fmt.Errorf("seize process: %w", err)
@@ -229,7 +246,7 @@ func (p *Process) let(request int, with *registers) (status unix.WaitStatus, err
 	if err != nil || soon {
 		return status, err
 	}
-	return p.await()
+	return p.awaitOutside()
 }
 
 func (p *Process) release(request int, with *registers) error {
@@ -336,6 +353,19 @@ func (p *Process) await() (unix.WaitStatus, error) {
 	}
 }
 
+// awaitOutside is await elsewhere than on the thread, which does not end meanwhile.
+func (p *Process) awaitOutside() (unix.WaitStatus, error) {
+	p.t.mu.Lock()
+	if p.t.over {
+		p.t.mu.Unlock()
+		return 0, ErrEnded
+	}
+	p.t.awaiting.Add(1)
+	p.t.mu.Unlock()
+	defer p.t.awaiting.Done()
+	return p.await()
+}
+
 // CLD_TRAPPED and CLD_STOPPED: why a process is waited for.
 const trapped, halted = 4, 5
 
@@ -371,7 +401,7 @@ func (p *Process) call(number uintptr, args ...uintptr) (result int64, child int
 		stop()
 		return result, child, err
 	}
-	status, err = p.await()
+	status, err = p.awaitOutside()
 	stop()
 	if err != nil {
 		return 0, 0, err
@@ -487,7 +517,7 @@ func (p *Process) Fork() (copied *Process, err error) {
 		copied = &Process{t: p.t, pid: pid, pidfd: os.NewFile(uintptr(fd), "pidfd"), park: p.park, gone: make(chan struct{})}
 		go copied.attend()
 		defer copied.watch(hurry)()
-		_, werr := copied.await()
+		_, werr := copied.awaitOutside()
 		if werr == nil {
 			werr = p.t.do(copied.undisturbed)
 		}

@@ -600,6 +600,76 @@ func TestCloseEndsEverybody(t *testing.T) {
 	_, _ = unix.Wait4(pid, nil, 0, nil)
 }
 
+// TestCloseWhileSomebodyWaits has the tracer end while a process that is somebody else's child makes a call: whoever waits
+// for the call hears of it. The host would not wake him up when the thread that held the process ends.
+func TestCloseWhileSomebodyWaits(t *testing.T) {
+	tracer(t) // for the skip alone
+	tr := trace.New()
+	p, err := tr.Seize(beginBelow(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	number(p)
+	change(t, p, forever)
+	over := make(chan error, 1)
+	go func() {
+		_, err := p.Call(unix.SYS_GETPID)
+		over <- err
+	}()
+	awaitState(t, p, "R")
+	tr.Close()
+	select {
+	case err := <-over:
+		if !errors.Is(err, trace.ErrEnded) {
+			t.Errorf("got %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("it waits for a process that has ended")
+	}
+	select {
+	case <-p.Gone():
+	case <-time.After(10 * time.Second):
+		t.Fatal("it does not end")
+	}
+}
+
+// beginBelow starts the program as the child of another one, which lives until the test is over.
+func beginBelow(t *testing.T) (pid int, pidfd *os.File) {
+	t.Helper()
+	path, err := program()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sh", "-c", `"$0" & echo $!; exec sleep 60`, path)
+	cmd.Env = append(os.Environ(), "GLIBC_TUNABLES=glibc.pthread.rseq=0")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if _, err := fmt.Fscan(out, &pid); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+		if _, there := state(pid); there { // it has its own name: sh is gone
+			return pid, os.NewFile(uintptr(fd), "pidfd")
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("it does not begin")
+		}
+	}
+}
+
 func TestManyUsersOfOneTracer(t *testing.T) {
 	tr := tracer(t)
 	before := descriptors(t)
