@@ -110,15 +110,6 @@ class Shim:
             return None
         return {"ahead": bool(ahead.value)}
 
-    def know(self, pid, token):
-        status = self.lib.cove_know(pid, token.encode())
-        if status:
-            raise ValueError("there is no room for another child" if status == -1 else "that is no token")
-
-    def stray(self, pid):
-        status = ctypes.c_int(0)
-        return status.value if self.lib.cove_stray(pid, ctypes.byref(status)) else None
-
     def children(self):
         return self.lib.cove_children()
 
@@ -181,9 +172,6 @@ class Slow:
 
     def know(self, pid, token):
         self.tokens[pid] = token
-
-    def stray(self, pid):
-        return None  # without an anchor there are no branches that we are told of late
 
     def children(self):
         return len(self.tokens)
@@ -980,6 +968,7 @@ class Zygote:
         pid, pidfds = self.way.fork(request)
         if pid == 0:
             self.be_child(message)
+        self.way.know(pid, message.get("token", ""))
         self.born(message, pid, pidfds)
 
     def be_child(self, message):
@@ -1021,7 +1010,7 @@ class Zygote:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def floor(self, message, fds):
-        """A plain fork without a sandbox: what the machine can do at best."""
+        """A plain fork without a sandbox, whose end nobody is told: what the machine can do at best."""
         if len(fds) != 1:
             raise ValueError("%d descriptors" % len(fds))
         pid = os.fork()
@@ -1039,29 +1028,16 @@ class Zygote:
 
     def born(self, message, pid, pidfds):
         try:
-            self.way.know(pid, message.get("token", ""))
             self.send({"type": "forked", "token": message.get("token", ""), "pid": pid}, pidfds)
         finally:
             for fd in pidfds:
                 os.close(fd)
-
-    def adopt(self, message):
-        """A branch of one of our kernels is our child too: tell its end like that of any other."""
-        pid, token = message["pid"], message["token"]
-        status = self.way.stray(pid)
-        try:
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            self.way.know(pid, token)  # ours, and not reaped yet: what was known by that number was another
-        except ChildProcessError:
-            self.send(dict(type="exit", token=token, **how_it_ended(status or 0)))
 
     def handle(self, message, fds):
         op = message.get("op")
         try:
             if op == "fork":
                 self.fork(message, fds)
-            elif op == "adopt":
-                self.adopt(message)
             elif op == "floor":
                 self.floor(message, fds)
             elif op == "stats":

@@ -1,4 +1,5 @@
-// How the zygote waits: for orders to fork, which it carries out here, and for the ends of its children, which it tells.
+// How the zygote waits: for orders to fork and to adopt, which it carries out here, and for the ends of its children, which
+// it tells.
 //
 // None of it is Python. Between two forks the interpreter would write to some 130 pages all over its memory, each of them
 // shared with a child: every one is copied again, and each huge page with one in it has to be forked in 512 pieces from then
@@ -26,7 +27,7 @@
 #define SYS_pidfd_open 434
 #endif
 
-enum { ORDER = 'F', MAX_CHILDREN = 1 << 15, MAX_STRAYS = 256, MAX_TOKEN = 63, MAX_PATH = 4096, MAX_DESCRIPTORS = 16, FIXED_DESCRIPTORS = 4 };
+enum { FORK = 'F', ADOPT = 'A', MAX_CHILDREN = 1 << 15, MAX_STRAYS = 256, MAX_TOKEN = 63, MAX_PATH = 4096, MAX_DESCRIPTORS = 16, FIXED_DESCRIPTORS = 4 };
 
 // An order to fork, little-endian. The groups follow it, then the token, then where the kernel works, to the end.
 struct order {
@@ -34,6 +35,13 @@ struct order {
     uint32_t uid, gid, nofile;
 };
 _Static_assert(sizeof(struct order) == 16, "the maker writes it byte by byte");
+
+// An order to tell the end of a child that somebody else made in our name, little-endian. The token follows it, to the end.
+struct adoption {
+    uint8_t kind, unused[3];
+    int32_t pid;
+};
+_Static_assert(sizeof(struct adoption) == 8, "the maker writes it byte by byte");
 
 // Children that somebody knows by a token, and ended ones that nobody knows yet: helpers, anchors, and branches that we
 // are told of later.
@@ -73,26 +81,19 @@ static int usable(const char *token, size_t n) {
     return n > 0 && n <= MAX_TOKEN;
 }
 
-// cove_know gives a child its token; a number that was known before is another's now. Zero, or what is wrong: −1 where there
-// is no room, −2 where that is no token.
-int cove_know(pid_t pid, const char *token) {
-    if (!usable(token, strlen(token)))
-        return -2;
+// know gives a child its token; a number that was known before is another's now. There is room: see full.
+static void know(pid_t pid, const char *token) {
     int i = find(pid);
     if (i < 0)
         i = find(0);
-    if (i < 0) {
-        if (full())
-            return -1;
+    if (i < 0)
         i = family->high++;
-    }
     family->pids[i] = pid;
     strcpy(family->tokens[i], token);
-    return 0;
 }
 
-// cove_stray gives how a child ended that nobody had named, and forgets it; zero where there was none.
-int cove_stray(pid_t pid, int *status) {
+// stray gives how a child ended that nobody had named, and forgets it; zero where there was none.
+static int stray(pid_t pid, int *status) {
     for (int i = 0; i < MAX_STRAYS; i++)
         if (family->strays[i].pid == pid) {
             family->strays[i].pid = 0;
@@ -136,6 +137,12 @@ static void say(int control, const int *fds, int nfds, const char *form, ...) {
         _exit(0); // nobody to tell
 }
 
+static const char no_token[] = "the token is none, a long one, or of something else than letters and digits", no_room[] = "there are too many children";
+
+static void say_failed(int control, const char *token, const char *why) {
+    say(control, 0, 0, "{\"type\":\"failed\",\"token\":\"%s\",\"error\":\"%s\"}", token, why);
+}
+
 static void tell_end(int control, const char *token, int status) {
     static const char *const names[] = {"", "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE", "ALRM",
         "TERM", "STKFLT", "CHLD", "CONT", "STOP", "TSTP", "TTIN", "TTOU", "URG", "XCPU", "XFSZ", "VTALRM", "PROF", "WINCH", "IO", "PWR", "SYS"};
@@ -158,7 +165,7 @@ static void reap(int control) {
         int i = find(pid);
         if (i < 0) {
             int older;
-            cove_stray(pid, &older); // that had the same number
+            stray(pid, &older); // that had the same number
             unsigned at = family->next++ % MAX_STRAYS;
             family->strays[at].pid = pid, family->strays[at].status = status;
             continue;
@@ -209,7 +216,7 @@ static const char *understand(struct received *in, int whole, struct request *ou
         return "the order is cut off";
     const char *name = in->data + sizeof *o + groups;
     if (!usable(name, o->ntoken))
-        return "the token is none, a long one, or of something else than letters and digits";
+        return no_token;
     memcpy(token, name, o->ntoken);
     token[o->ntoken] = 0;
     if (!whole)
@@ -219,7 +226,7 @@ static const char *understand(struct received *in, int whole, struct request *ou
     if (in->nfds < FIXED_DESCRIPTORS || in->nfds > FIXED_DESCRIPTORS + MAX_CGROUPS)
         return "this is not the right number of descriptors";
     if (full())
-        return "there are too many children";
+        return no_room;
     out->sock = in->fds[0], out->out = in->fds[1], out->err = in->fds[2], out->pidfd = in->fds[3];
     out->ncgroups = in->nfds - FIXED_DESCRIPTORS;
     memcpy(out->cgroups, in->fds + FIXED_DESCRIPTORS, out->ncgroups * sizeof(int));
@@ -242,12 +249,12 @@ static int carry_out(int control, struct received *in, int whole, struct request
         if (pid == 0)
             return 0;
         if (pid > 0) {
-            cove_know(pid, token);
+            know(pid, token);
             fds[0] = (int)syscall(SYS_pidfd_open, pid, 0); // nobody but us can reap it: the number still means the same process
         }
     }
     if (wrong)
-        say(control, 0, 0, "{\"type\":\"failed\",\"token\":\"%s\",\"error\":\"%s\"}", token, wrong);
+        say_failed(control, token, wrong);
     else if (pid < 0)
         say(control, 0, 0, "{\"type\":\"failed\",\"token\":\"%s\",\"error\":\"%s: %s\"}", token, step, strerror(-pid));
     else if (fds[0] < 0) {
@@ -264,7 +271,31 @@ static int carry_out(int control, struct received *in, int whole, struct request
     return 1;
 }
 
-// cove_serve returns 1 when there is a message that is no order to fork, or none will come any more, and 0 in a child,
+// adopt notes a branch of one of our kernels, which is our child too: its end is told like that of any other.
+static void adopt(int control, const struct received *in) {
+    const struct adoption *o = (const struct adoption *)in->data;
+    for (int i = 0; i < in->nfds; i++)
+        close(in->fds[i]);
+    ssize_t length = in->size - (ssize_t)sizeof *o;
+    const char *name = in->data + sizeof *o;
+    if (length < 0 || !usable(name, length)) {
+        say_failed(control, "", no_token);
+        return;
+    }
+    char token[MAX_TOKEN + 1] = "";
+    memcpy(token, name, length);
+    int status = 0;
+    stray(o->pid, &status);
+    siginfo_t there;
+    if (waitid(P_PID, o->pid, &there, WEXITED | WNOHANG | WNOWAIT) && errno == ECHILD)
+        tell_end(control, token, status);
+    else if (full() && find(o->pid) < 0)
+        say_failed(control, token, no_room);
+    else
+        know(o->pid, token); // ours, and not reaped yet: what was known by that number was another
+}
+
+// cove_serve returns 1 when there is a message that is no order of these, or none will come any more, and 0 in a child,
 // which is then inside its sandbox. While it waits the interpreter is as it has to be for a fork.
 int cove_serve(int control, int wake, int anchor, const struct sock_filter *filter, uint32_t nfilter, int *ahead) {
     cove_before_fork();
@@ -288,10 +319,14 @@ int cove_serve(int control, int wake, int anchor, const struct sock_filter *filt
         ssize_t n = recv(control, &first, 1, MSG_PEEK);
         if (n < 0 && errno == EINTR)
             continue;
-        if (n != 1 || first != ORDER)
+        if (n != 1 || (first != FORK && first != ADOPT))
             break;
         struct received order;
         int whole = receive(control, &order);
+        if (first == ADOPT) {
+            adopt(control, &order);
+            continue;
+        }
         struct request request = {.anchor = anchor, .filter = filter, .nfilter = nfilter};
         if (!carry_out(control, &order, whole, &request)) {
             *ahead = order.head.ahead;

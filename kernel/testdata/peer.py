@@ -156,7 +156,7 @@ class Started(Agent):
             os.closerange(4, 4096)
 
         words = ["-I", "kernel.py", "--fd", "3"] + ["--plain"] * plain if program is None else program
-        words = [os.path.join(KERNEL_DIR, w) if w in ("kernel.py", "node.js") else w for w in words]
+        words = [os.path.join(KERNEL_DIR, w) if w in ("kernel.py", "node.js", "kernel.java") else w for w in words]
         self.process = subprocess.Popen([python] + words, env=env, cwd=cwd,
                                         stdin=subprocess.DEVNULL, stdout=out_in, stderr=err_in, preexec_fn=arrange,
                                         close_fds=False)
@@ -371,6 +371,9 @@ class Maker:
             install_filter(bpf(BASE_FILTER))
         os.chdir("/")
         os.execve(python, [python, "-I", os.path.join(kernel_dir, "zygote.py")], {})
+
+    def adopt(self, pid, token):
+        self.tell(struct.pack("<c3xi", b"A", pid) + token.encode())
 
     def tell(self, message, fds=()):
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []

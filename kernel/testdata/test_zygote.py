@@ -242,7 +242,7 @@ class Death(Claims):
         if self.maker.ready["way"] != "shim":
             self.skipTest("only kernels of the shim have branches, which are adopted")
         kernel = self.fork()
-        self.maker.tell({"op": "adopt", "pid": kernel.pid, "token": "another"})
+        self.maker.adopt(kernel.pid, "another")
         kernel.send({"code": "exit(3)"})
         self.assertEqual(self.maker.expect("exit", "another")[0]["code"], 3)
 
@@ -255,14 +255,14 @@ class Death(Claims):
         kernel.end_anchor()
         while os.path.exists("/proc/%d" % anchor):
             time.sleep(0.001)
-        self.maker.tell({"op": "adopt", "pid": anchor, "token": "late"})
+        self.maker.adopt(anchor, "late")
         self.assertEqual(self.maker.expect("exit", "late")[0], {"type": "exit", "token": "late", "code": -1, "signal": "SIGKILL"})
-        self.maker.tell({"op": "adopt", "pid": anchor, "token": "later"})  # it was told, and is forgotten
+        self.maker.adopt(anchor, "later")  # it was told, and is forgotten
         self.assertEqual(self.maker.expect("exit", "later")[0], {"type": "exit", "token": "later", "code": 0})
         for token in ("", 'x","code":7', "x" * 64):
-            self.maker.tell({"op": "adopt", "pid": kernel.pid, "token": token})
-            with self.assertRaisesRegex(Failed, "no token"):
-                self.maker.expect("exit", token)
+            self.maker.adopt(kernel.pid, token)
+            with self.assertRaisesRegex(Failed, "the token is none"):
+                self.maker.expect("exit", "")
 
     def test_the_pidfd_is_the_childs(self):
         kernel = self.fork()
@@ -313,6 +313,9 @@ class Orders(Claims):
                 ("number of descriptors", "z", peer.short_order(**whole), 13),
                 ("whole", "z", peer.short_order(**dict(whole, cwd="/" * 8192)), 4),
                 ("whole", "z", peer.short_order(**whole), 17),
+                ("token is none", "", b"A", 4),
+                ("token is none", "", b"A" + bytes(7), 0),
+                ("token is none", "", b"A" + bytes(7) + b"z" * 9000, 4),
                 ("setns", "z", peer.short_order(**whole), 4)):
             with self.subTest(why):
                 self.maker.tell(order, [null] * descriptors)
@@ -335,8 +338,12 @@ class Orders(Claims):
         kernel = self.maker.floor()
         self.assertEqual(kernel.event()["type"], "ready")
         self.assertEqual(kernel.value("import os; os.getuid()"), str(peer.ZYGOTE_UID))
+        born, pidfds = self.maker.expect("forked", kernel.token)
+        for fd in pidfds:
+            os.close(fd)
         kernel.close()
-        self.assertEqual(self.maker.expect("exit", kernel.token)[0]["code"], 0)
+        while os.path.exists("/proc/%d" % born["pid"]):  # nobody is told, and it is reaped
+            time.sleep(0.001)
 
     def test_stats_count(self):
         self.maker.tell({"op": "stats"})

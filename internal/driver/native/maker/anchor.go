@@ -298,7 +298,8 @@ func (z *zygote) adopt(token string, pid int, onExit func(exit)) error {
 	z.sendMu.Lock()
 	defer z.sendMu.Unlock()
 	_ = z.conn.SetWriteDeadline(time.Now().Add(zygotePatience))
-	err := wire.Send(z.conn, zygoteRequest{Op: "adopt", Token: token, PID: pid})
+	// struct adoption of kernel/native/serve.c; only a zygote with the shim has anchors.
+	err := wire.SendBytes(z.conn, append(binary.LittleEndian.AppendUint32([]byte{'A', 0, 0, 0}, uint32(pid)), token...))
 	if err != nil {
 		z.forget(token)
 	}

@@ -68,7 +68,6 @@ type zygoteRequest struct {
 	Cwd       string   `json:"cwd,omitempty"`
 	Ahead     bool     `json:"ahead,omitempty"` // nobody waits for it yet
 	NoFile    int      `json:"nofile,omitempty"`
-	PID       int      `json:"pid,omitempty"`
 }
 
 type zygoteMessage struct {
