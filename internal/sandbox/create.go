@@ -225,7 +225,7 @@ func (m *Manager) join(ctx context.Context, e *entry) (sb Sandbox, again bool, e
 // start makes a claimed sandbox run, or records why it does not. Until it returns nobody else asks the driver to stop
 // it, because a stop that arrives before the start would be lost.
 func (m *Manager) start(ctx context.Context, e *entry, pl plan) error {
-	defer close(e.started)
+	defer m.decided(e)
 	startCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(m.life, cancel)()

@@ -68,11 +68,8 @@ func (m *Manager) Expire(ctx context.Context, p auth.Principal, id string) (Sand
 func (m *Manager) end(ctx context.Context, e *entry, cause Cause, message string) (Sandbox, error) {
 	e.ask(cause, message)
 	select {
-	case <-e.started:
+	case <-e.started: // before that its creator stops it, unless it ran when it was asked
 		return m.stop(ctx, e)
-	default: // its creator stops it
-	}
-	select {
 	case <-e.ended:
 		return e.snapshot(), nil
 	case <-ctx.Done():
@@ -141,6 +138,12 @@ func (m *Manager) settle(ctx context.Context, e *entry) bool {
 	m.observer.Ended(sb)
 	m.drop(e)
 	return true
+}
+
+// decided is called when a sandbox was started or was not. Whoever asked for its end meanwhile may have left.
+func (m *Manager) decided(e *entry) {
+	close(e.started)
+	m.again(e, StateStopping)
 }
 
 // again puts a sandbox back on the clock for what failed in a state; if it is past that state, somebody else did it.

@@ -129,7 +129,7 @@ func (m *Manager) fork(ctx context.Context, parent *entry, children []*entry, sp
 	defer context.AfterFunc(m.life, cancel)()
 	defer func() {
 		for _, e := range children {
-			close(e.started)
+			m.decided(e)
 		}
 	}()
 	for _, e := range children {

@@ -19,6 +19,34 @@ import (
 	"github.com/covehq/cove/internal/template"
 )
 
+// forkSlowly begins a fork, and gives its copy when that can be found running while the fork still sets its deadline.
+func (w *world) forkSlowly() (child string, forked <-chan error) {
+	w.t.Helper()
+	parent := w.create(sandbox.Spec{}).ID
+	w.driver.failWith(func(op string, n int) error {
+		if op == "change" && n == 1 {
+			time.Sleep(time.Second)
+		}
+		return nil
+	})
+	done := make(chan error, 1)
+	go func() {
+		_, err := w.Fork(w.t.Context(), acme, parent, sandbox.ForkSpec{Count: 1, Lifetime: time.Minute})
+		done <- err
+	}()
+	sleep(time.Second / 2)
+	page, err := w.List(w.t.Context(), acme, sandbox.ListQuery{States: []sandbox.State{sandbox.StateRunning}})
+	if err != nil || len(page.Items) != 2 {
+		w.t.Fatalf("%d run, %v", len(page.Items), err)
+	}
+	for _, sb := range page.Items {
+		if sb.ID != parent {
+			child = sb.ID
+		}
+	}
+	return child, done
+}
+
 func (w *world) fork(id string, spec sandbox.ForkSpec) sandbox.ForkResult {
 	w.t.Helper()
 	result, err := w.Fork(w.t.Context(), acme, id, spec)
@@ -178,33 +206,38 @@ func TestFork(t *testing.T) {
 			w.wantUnforked(parent, 3)
 		},
 		"whoever finds a copy running changes its deadline after the fork has set it": func(t *testing.T, w *world) {
-			parent := w.create(sandbox.Spec{}).ID
-			w.driver.failWith(func(op string, n int) error {
-				if op == "change" && n == 1 {
-					time.Sleep(time.Second)
-				}
-				return nil
-			})
-			forked := make(chan error, 1)
-			go func() {
-				_, err := w.Fork(t.Context(), acme, parent, sandbox.ForkSpec{Count: 1, Lifetime: time.Minute})
-				forked <- err
-			}()
-			sleep(time.Second / 2)
-			page, err := w.List(t.Context(), acme, sandbox.ListQuery{States: []sandbox.State{sandbox.StateRunning}})
-			if err != nil || len(page.Items) != 2 {
-				t.Fatalf("%d run, %v", len(page.Items), err)
-			}
-			child := page.Items[0].ID
-			if child == parent {
-				child = page.Items[1].ID
-			}
+			child, forked := w.forkSlowly()
 			changed, err := w.SetLifetime(t.Context(), acme, child, time.Hour)
 			if err := errors.Join(err, <-forked); err != nil {
 				t.Fatal(err)
 			}
 			if at := w.driver.deadline(child); !at.Equal(changed.Deadline) || time.Until(at) < 59*time.Minute {
 				t.Fatalf("the driver ends it in %v, its row says %v", time.Until(at), time.Until(changed.Deadline))
+			}
+		},
+		"whoever finds a copy running can end it": func(t *testing.T, w *world) {
+			child, forked := w.forkSlowly()
+			ended, err := w.Kill(t.Context(), acme, child)
+			if err := errors.Join(err, <-forked); err != nil {
+				t.Fatal(err)
+			}
+			if ended.State != sandbox.StateEnded || w.driver.has(child) {
+				t.Fatalf("it is %s, and lives in the driver: %v", ended.State, w.driver.has(child))
+			}
+		},
+		"a copy ends when whoever found it running wants it to and leaves": func(t *testing.T, w *world) {
+			child, forked := w.forkSlowly()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			if _, err := w.Kill(ctx, acme, child); err == nil {
+				t.Fatal("it ended at once")
+			}
+			if err := <-forked; err != nil {
+				t.Fatal(err)
+			}
+			sleep(10 * time.Second)
+			if w.driver.has(child) {
+				t.Fatal("it still lives in the driver")
 			}
 		},
 		"a copy can be copied after its parent's end": func(t *testing.T, w *world) {
