@@ -41,7 +41,7 @@ func (k *Keeper) Collect(ctx context.Context, from *agentapi.Client, tenant stri
 	if err != nil {
 		return nil, err
 	}
-	defer h.end()
+	defer h.end(ctx)
 	c, err := from.Collect(ctx, agentapi.CollectParams{
 		Path: box.Dir, MaxBytes: k.cfg.MaxFileSize, MaxTotal: h.book.room(), MaxFiles: box.MaxFiles, Seen: seen,
 	})
@@ -83,7 +83,7 @@ func (k *Keeper) Keep(ctx context.Context, from *agentapi.Client, tenant string,
 	if err != nil {
 		return Artifact{}, err
 	}
-	defer h.end()
+	defer h.end(ctx)
 	a := Artifact{Tenant: tenant, Name: path.Base(entry.Path), Path: clip(entry.Path), Size: entry.Size, Origin: h.origin}
 	why, err := h.one(&a, content)
 	if err != nil {
@@ -151,13 +151,13 @@ func (p *placing) put(d Draft, placed func()) error {
 		existed, err := d.Place()
 		d.Drop()
 		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.fresh[i] = !existed
-		if err != nil {
+		if p.fresh[i] = err == nil && !existed; err != nil {
 			p.err = err
-			return
 		}
-		placed()
+		p.mu.Unlock()
+		if err == nil {
+			placed()
+		}
 	})
 	return nil
 }
@@ -180,15 +180,36 @@ func (k *Keeper) begin(ctx context.Context, tenant string, o Origin) (*haul, err
 	return &haul{k: k, book: b, tenant: tenant, origin: o, datasets: datasets}, nil
 }
 
-func (h *haul) end() {
+func (h *haul) end(ctx context.Context) {
 	_ = h.placing.wait() // whoever stored them has asked
+	h.k.claims.let(h.refs)
+	if !h.committed {
+		h.undo(ctx)
+	}
+	h.book.close()
+}
+
+const undoFor = 30 * time.Second
+
+// undo removes what was placed for nothing, and only then gives its room back: otherwise one who has every collection fail
+// has more than any quota allows until the store is swept.
+func (h *haul) undo(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoFor)
+	defer cancel()
+	for i, fresh := range h.placing.fresh {
+		if !fresh {
+			continue
+		}
+		if _, err := h.k.reap(ctx, h.refs[i]); err != nil {
+			h.k.cfg.Log.Warn("what a collection that failed has placed is not removed yet", "tenant", h.tenant, "error", err)
+			break // the sweeper finds it
+		}
+	}
 	for _, a := range h.list {
-		if a.ID != "" && !h.committed {
+		if a.ID != "" {
 			h.book.give(a.Size)
 		}
 	}
-	h.k.claims.let(h.refs)
-	h.book.close()
 }
 
 // all stores every file of a collection.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -38,13 +39,15 @@ func TestMain(m *testing.M) {
 
 // server collects a box once and dies of SIGKILL at the step it was told.
 func server(dir string) int {
-	after, _ := strconv.Atoi(os.Getenv(crashAfter))
+	number, _ := strconv.Atoi(os.Getenv(crashAfter))
+	var after atomic.Int64
+	after.Store(int64(number))
 	cfg := defaults
 	cfg.Step = func(step string) {
 		if step != os.Getenv(crashAt) {
 			return
 		}
-		if after--; after == 0 {
+		if after.Add(-1) == 0 {
 			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 			select {} // until it arrives
 		}

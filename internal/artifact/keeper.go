@@ -22,7 +22,8 @@ type Config struct {
 	SweepEvery     time.Duration // zero: ten minutes
 	Log            *slog.Logger
 	Observer       Observer // nil: nobody listens
-	// Step is told each step of keeping files before the next begins; for tests that stop there. nil: nobody is.
+	// Step is told each step of keeping a file before the next begins, of several files at once; for tests that stop there.
+	// nil: nobody is.
 	Step func(step string)
 }
 

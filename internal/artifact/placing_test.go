@@ -61,6 +61,9 @@ func TestWhatCannotBePlacedEndsACollection(t *testing.T) {
 		if page, err := k.List(t.Context(), tenant, artifact.Query{}); err != nil || len(page.Artifacts) != 0 {
 			t.Errorf("with room for %d: %d have rows, %v", room, len(page.Artifacts), err)
 		}
+		if left := w.stored(); len(left) != 0 {
+			t.Errorf("with room for %d: %d blobs are left that nothing names", room, len(left))
+		}
 	}
 	left.Store(files)
 	list, err := k.Collect(t.Context(), w.agent, tenant, origin, w.box)
