@@ -118,17 +118,21 @@ func guard(f func() error) (err error) {
 	return f()
 }
 
-// know notes a process that is ours to hold, forget one that has ended.
+// know notes a process that is ours to hold.
 func (t *Tracer) know(pid int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.known[pid] = true
 }
 
-func (t *Tracer) forget(pid int) {
+// endOne ends one that nobody attends. On the thread, which holds it: the number is its own.
+func (t *Tracer) endOne(pid int) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	_ = unix.Kill(pid, unix.SIGKILL)
+	_, _ = unix.Wait4(pid, nil, unix.WALL, nil)
 	delete(t.known, pid)
+	return nil
 }
 
 // endStrays ends the copy of a process that was killed before it could tell which it is. On the thread, which holds it.
@@ -265,9 +269,9 @@ const moment = 100 * time.Microsecond
 // glance is await for one that stops soon.
 func (p *Process) glance() (status unix.WaitStatus, stopped bool, err error) {
 	for begun := time.Now(); time.Since(begun) < moment; {
-		var info unix.Siginfo
-		err := unix.Waitid(unix.P_PID, p.pid, &info, unix.WEXITED|unix.WSTOPPED|unix.WNOWAIT|unix.WNOHANG|unix.WALL, nil)
-		if err != nil && !errors.Is(err, unix.EINTR) || info.Signo != 0 {
+		var info siginfo
+		err := info.wait(p.pid, unix.WEXITED|unix.WSTOPPED|unix.WNOWAIT|unix.WNOHANG)
+		if err != nil && !errors.Is(err, unix.EINTR) || info.signo != 0 {
 			status, err = p.await()
 			return status, true, err
 		}
@@ -337,19 +341,19 @@ func (p *Process) watch(patience time.Duration) (stop func()) {
 // await waits until it has stopped, and says why it did. One that has ended is left to attend.
 func (p *Process) await() (unix.WaitStatus, error) {
 	for {
-		var info unix.Siginfo
-		var status unix.WaitStatus
-		err := unix.Waitid(unix.P_PID, p.pid, &info, unix.WEXITED|unix.WSTOPPED|unix.WNOWAIT|unix.WALL, nil)
-		if err == nil && (info.Code == trapped || info.Code == halted) {
-			_, err = unix.Wait4(p.pid, &status, unix.WALL|unix.WNOHANG, nil)
+		var info siginfo
+		err := info.wait(p.pid, unix.WEXITED|unix.WSTOPPED|unix.WNOWAIT)
+		if err == nil && (info.code == trapped || info.code == halted) {
+			info = siginfo{}
+			err = info.wait(p.pid, unix.WSTOPPED|unix.WNOHANG) // its end is left to attend, should it come now
 		}
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
-		case err != nil || !status.Stopped():
+		case err != nil || info.code != trapped && info.code != halted:
 			return 0, ErrEnded
 		}
-		return status, nil
+		return unix.WaitStatus(info.status)<<8 | stopped, nil
 	}
 }
 
@@ -366,8 +370,19 @@ func (p *Process) awaitOutside() (unix.WaitStatus, error) {
 	return p.await()
 }
 
-// CLD_TRAPPED and CLD_STOPPED: why a process is waited for.
-const trapped, halted = 4, 5
+// CLD_TRAPPED and CLD_STOPPED: why a process is waited for; and what is in the last byte of a stopped one's status.
+const trapped, halted, stopped = 4, 5, 0x7f
+
+// siginfo is how a wait describes a process.
+type siginfo struct {
+	signo, _, code, _ int32
+	pid, uid, status  int32
+	_                 [128 - 7*4]byte
+}
+
+func (s *siginfo) wait(pid, options int) error {
+	return unix.Waitid(unix.P_PID, pid, (*unix.Siginfo)(unsafe.Pointer(s)), options|unix.WALL, nil)
+}
 
 func event(s unix.WaitStatus) int { return int(s) >> 16 }
 
@@ -509,9 +524,7 @@ func (p *Process) Fork() (copied *Process, err error) {
 		// Whatever happened to the process, its copy is held by us and waits.
 		fd, ferr := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 		if ferr != nil {
-			_ = unix.Kill(pid, unix.SIGKILL) // ours to reap, so still that process
-			_, _ = unix.Wait4(pid, nil, unix.WALL, nil)
-			p.t.forget(pid)
+			_ = p.t.do(func() error { return p.t.endOne(pid) }) // a thread that has ended has taken it with it
 			return errors.Join(err, ferr)
 		}
 		copied = &Process{t: p.t, pid: pid, pidfd: os.NewFile(uintptr(fd), "pidfd"), park: p.park, gone: make(chan struct{})}
