@@ -42,6 +42,7 @@ type pool struct {
 	zygotes   []*zygote // the newest last
 	nextZ     int
 	zygoteErr error         // why the last zygote did not start
+	failed    time.Time     // when that was
 	making    chan struct{} // closed when the zygote that is being started is there or has failed
 
 	removed bool // its template is; guarded by m.mu
@@ -52,6 +53,7 @@ const (
 	zygoteLive  = 512
 	zygoteForks = 5000
 	zygoteAge   = 6 * time.Hour
+	zygoteRest  = 10 * time.Second // after a start that failed, while an old one still forks
 )
 
 const defaultDisk = 2 << 30
@@ -383,7 +385,7 @@ func (p *pool) zygote(ctx context.Context) (*zygote, error) {
 		p.mu.Lock()
 		z, spare := p.usable()
 		if z != nil {
-			if !spare && p.making == nil {
+			if !spare && p.making == nil && time.Since(p.failed) > zygoteRest {
 				p.startNext() // before it is needed
 			}
 			z.reserve()
@@ -458,8 +460,10 @@ func (p *pool) startNext() {
 		z, err := p.m.startZygote(p.ctx, p.template, p.owner, name)
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.zygoteErr = err
-		if err == nil {
+		if p.zygoteErr = err; err != nil {
+			p.failed = time.Now()
+			p.m.log.Warn("zygote did not start", "template", p.template.Name, "tenant", p.key.tenant) // whoever needs it is told why
+		} else {
 			p.zygotes = append(p.zygotes, z)
 			p.m.log.Info("zygote ready", "template", p.template.Name, "tenant", p.key.tenant, "pid", z.pid, "seconds", z.ready.Seconds, "rss_kb", z.ready.RSSKB)
 			if p.ctx.Err() != nil {
