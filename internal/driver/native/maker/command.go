@@ -3,6 +3,7 @@ package maker
 import (
 	"cmp"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -16,6 +17,8 @@ import (
 
 	"github.com/covehq/cove/internal/driver/native/wire"
 )
+
+var errNoDataDir = errors.New("--data-dir is needed: it is the server's, which cove config show tells")
 
 // Main is the command "cove maker": it enters a mount namespace of its own and runs until it is told to stop.
 func Main(args []string, tag func(dataDir string) string, resolver []string) error {
@@ -35,7 +38,7 @@ func Main(args []string, tag func(dataDir string) string, resolver []string) err
 		return err
 	}
 	if *dataDir == "" {
-		return fmt.Errorf("--data-dir is needed")
+		return errNoDataDir
 	}
 	if !*inside {
 		// Not closed by the exec: paths of the host that a sandbox is given are found where the operator sees them.
@@ -82,6 +85,9 @@ func stopMain(args []string) error {
 	dataDir := flags.String("data-dir", "", "data directory of the server")
 	if err := flags.Parse(args); err != nil {
 		return err
+	}
+	if *dataDir == "" {
+		return errNoDataDir
 	}
 	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: SocketPath(*dataDir), Net: "unixpacket"})
 	if err != nil {
