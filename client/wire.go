@@ -422,7 +422,7 @@ type KernelList struct {
 type KernelRequest struct {
 	// Name of the kernel; empty picks one.
 	Name string `json:"name,omitempty"`
-	// Language is python (default), javascript, typescript or bash.
+	// Language is python (default), javascript, typescript or bash, or r or java where the template has them.
 	Language string `json:"language,omitempty"`
 	Cwd      string `json:"cwd,omitempty"`
 }

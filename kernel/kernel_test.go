@@ -18,7 +18,7 @@ import (
 var packages = []string{"ipython", "numpy", "pandas<3", "matplotlib"}
 
 func TestTheFilesAreThere(t *testing.T) {
-	for _, name := range []string{"kernel.py", "charts.py", "state.py", "node.js", "zygote.py", "native/shim.c", "native/serve.c", "native/branch.c", "native/README"} {
+	for _, name := range []string{"kernel.py", "charts.py", "state.py", "node.js", "kernel.java", "kernel.R", "zygote.py", "native/shim.c", "native/serve.c", "native/branch.c", "native/README"} {
 		if b, err := fs.ReadFile(kernel.Files(), name); err != nil || len(b) == 0 {
 			t.Errorf("%s: %d bytes, %v", name, len(b), err)
 		}
@@ -45,6 +45,18 @@ func TestNode(t *testing.T) {
 	}
 	t.Parallel()
 	claims(t, "test_node.py", "COVE_TEST_NODE="+node)
+}
+
+func TestJava(t *testing.T) {
+	java, err := exec.LookPath("java")
+	if err != nil {
+		t.Skip("this host has no Java")
+	}
+	if _, err := exec.LookPath("jshell"); err != nil {
+		t.Skip("this host has no JShell")
+	}
+	t.Parallel()
+	claims(t, "test_java.py", "COVE_TEST_JAVA="+java)
 }
 
 func TestZygoteAsRootByShim(t *testing.T) {

@@ -139,7 +139,7 @@ func (k *kernel) interruptRun(r *run) {
 
 // sigint reaches the kernel and, where it leads a process group, the commands that the cell waits for.
 func (k *kernel) sigint() {
-	if !k.shell.interruptible() {
+	if k.inter != nil && !k.inter.interruptible() {
 		return
 	}
 	if pidfdSignal(k.pfd, syscall.SIGINT, pidfdSignalGroup) != nil {

@@ -26,6 +26,8 @@ const (
 	wordGrace = time.Second
 	// maxPending is how much output between two cells waits for the next one.
 	maxPending = 64 << 10
+	// maxLastWords is how much is told of what a kernel said that died while it started.
+	maxLastWords = 1 << 10
 	// maxQueue is how many runs wait for one kernel.
 	maxQueue = 256
 )
@@ -50,7 +52,7 @@ type kernel struct {
 	pidfd *os.File
 	pfd   int
 	tree  tree
-	shell *shell          // between us and a program that does not speak the protocol itself; nil for others
+	inter interpreter     // of a program that does not speak the protocol itself; nil for others
 	exits chan kernelExit // its end, at most one
 	ready chan struct{}   // closed when it takes cells, or has died
 	done  chan struct{}   // closed when it is dead and everything of it is let go
@@ -119,8 +121,8 @@ func (a *Agent) register(k *kernel) error {
 		a.arrived = make(chan struct{})
 	}
 	a.wg.Go(k.listen)
-	if k.shell != nil {
-		a.wg.Go(func() { k.shell.serve(k) })
+	if k.inter != nil {
+		a.wg.Go(func() { k.inter.serve(k) })
 	}
 	a.wg.Go(func() { k.pump(0, agentapi.FrameStdout) })
 	a.wg.Go(func() { k.pump(1, agentapi.FrameStderr) })
@@ -227,8 +229,8 @@ func (a *Agent) execKernel(params agentapi.KernelStartParams, u user, argv []str
 	return a.bear(params, command{argv: argv, cwd: params.Cwd, user: u}, e, nil)
 }
 
-// bear starts a kernel's process and takes our ends of it, also when that fails; shell, if any, stands between.
-func (a *Agent) bear(params agentapi.KernelStartParams, c command, e ends, shell *shell) (*kernel, error) {
+// bear starts a kernel's process and takes our ends of it, also when that fails; inter, if any, stands between.
+func (a *Agent) bear(params agentapi.KernelStartParams, c command, e ends, inter interpreter) (*kernel, error) {
 	c.tag, c.pidfd = newID("k"), new(int)
 	for _, fd := range e.theirs {
 		c.files = append(c.files, uintptr(fd))
@@ -244,7 +246,7 @@ func (a *Agent) bear(params agentapi.KernelStartParams, c command, e ends, shell
 		_ = a.reaper.signal(pid, syscall.SIGKILL) // one that has ended needs none
 		return nil, err
 	}
-	k.shell, k.exits = shell, exits
+	k.inter, k.exits = inter, exits
 	k.info.PID, k.info.Language, k.info.Cwd = pid, params.Language, params.Cwd
 	if k.info.Cwd == "" {
 		k.info.Cwd = a.workdir(c.user)

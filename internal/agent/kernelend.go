@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/covehq/cove/internal/agentapi"
@@ -15,6 +16,7 @@ func (k *kernel) die(why error) {
 	exit, known := k.awaitExit(why)
 	k.askWhy(&exit, known)
 	outcome, message := k.obituary(why, exit, known)
+	message += k.lastWords()
 
 	k.mu.Lock()
 	k.info.State, k.info.Message = agentapi.KernelDead, message
@@ -125,6 +127,30 @@ func (k *kernel) obituary(why error, exit kernelExit, known bool) (agentapi.Outc
 	}
 }
 
+// lastWords are what a kernel that never took a cell said on standard error: nothing else tells what it lacked.
+func (k *kernel) lastWords() string {
+	k.mu.Lock()
+	ready := k.isReady || k.killed != ""
+	k.mu.Unlock()
+	if ready {
+		return ""
+	}
+	k.out.Lock()
+	defer k.out.Unlock()
+	k.drain(nil)
+	var said strings.Builder
+	for _, p := range k.pending {
+		if p.kind == agentapi.FrameStderr {
+			said.Write(p.data)
+		}
+	}
+	text := strings.TrimSpace(strings.ToValidUTF8(said.String(), "?"))
+	if text == "" {
+		return ""
+	}
+	return "; it said: " + clip(text, maxLastWords)
+}
+
 // letGo closes what the agent holds of a kernel. Closing waits for readers, and they wait for out.
 func (k *kernel) letGo() {
 	k.out.Lock()
@@ -132,7 +158,9 @@ func (k *kernel) letGo() {
 	k.began.Broadcast()
 	k.out.Unlock()
 	k.conn.Close()
-	k.shell.close()
+	if k.inter != nil {
+		k.inter.close()
+	}
 	for _, f := range k.pipes {
 		f.Close()
 	}

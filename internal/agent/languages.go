@@ -1,8 +1,10 @@
 package agent
 
 import (
+	"cmp"
 	"os"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/covehq/cove/internal/agentapi"
@@ -28,6 +30,8 @@ func (a *Agent) kernelStart(params agentapi.KernelStartParams) (agentapi.Kernel,
 	switch params.Language {
 	case agentapi.LanguageBash:
 		k, err = a.shellKernel(params, u)
+	case agentapi.LanguageR:
+		k, err = a.rKernel(params, u)
 	default:
 		k, err = a.programKernel(params, u)
 	}
@@ -46,6 +50,11 @@ func (a *Agent) programKernel(params agentapi.KernelStartParams, u user) (*kerne
 	if err := a.needs(params.Language, argv[0], u); err != nil {
 		return nil, err
 	}
+	if params.Language == agentapi.LanguageJava {
+		if err := a.needsJShell(u); err != nil {
+			return nil, err
+		}
+	}
 	return a.execKernel(params, u, argv)
 }
 
@@ -63,25 +72,26 @@ func (a *Agent) needs(language, program string, u user) error {
 
 func (a *Agent) kernelProgram(language string) ([]string, error) {
 	boot := &a.cfg.Boot
-	switch language {
-	case agentapi.LanguagePython, agentapi.LanguageJavaScript, agentapi.LanguageTypeScript:
-		if boot.Kernel == "" {
-			return nil, fault.New(fault.Unsupported, "this sandbox has no %s kernel", language)
-		}
-	case "r", "java":
-		return nil, fault.New(fault.Unsupported, "a kernel of %s is not in this template; there are %s", language, strings.Join(agentapi.Languages, ", "))
-	default:
+	if !slices.Contains(agentapi.Languages, language) {
 		return nil, fault.New(fault.Unsupported, "no kernel for the language %.40q; there are %s", language, strings.Join(agentapi.Languages, ", "))
 	}
-	if language == agentapi.LanguagePython {
-		python := "python3"
-		if boot.Python != "" {
-			python = boot.Python
-		}
-		return []string{python, "-I", boot.Kernel}, nil
+	if boot.Kernel == "" {
+		return nil, fault.New(fault.Unsupported, "this sandbox has no %s kernel", language)
 	}
-	return []string{nodeProgram(boot.Python), "--no-warnings", "--expose-internals", path.Join(path.Dir(boot.Kernel), "node.js"), language}, nil
+	switch language {
+	case agentapi.LanguagePython:
+		return []string{cmp.Or(boot.Python, "python3"), "-I", boot.Kernel}, nil
+	case agentapi.LanguageR:
+		return []string{"Rscript", "--no-save", a.beside("kernel.R")}, nil
+	case agentapi.LanguageJava:
+		return append(slices.Clone(javaProgram), a.beside("kernel.java")), nil
+	default:
+		return []string{nodeProgram(boot.Python), "--no-warnings", "--expose-internals", a.beside("node.js"), language}, nil
+	}
 }
+
+// beside is a file that lies where kernel.py does.
+func (a *Agent) beside(name string) string { return path.Join(path.Dir(a.cfg.Boot.Kernel), name) }
 
 // nodeProgram is the Node among a template's Python packages, where it has one: that is the same on every host and knows
 // TypeScript. Otherwise it is whatever the search path has.

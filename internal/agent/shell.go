@@ -5,31 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"time"
 
 	"github.com/covehq/cove/internal/agentapi"
 )
 
-// shell makes a kernel of bash. It is the kernel's end of the socket, feeds bash's standard input and hears on a pipe what
-// bash says of itself; output goes through the kernel's own pipes, as every kernel's does.
+// shell makes a kernel of bash: orders are its standard input.
 //
 // Bash is an interactive one without a terminal: only that goes on with its next line when an interrupt has ended this one.
 type shell struct {
-	conn   net.Conn // to the agent's side of the kernel
-	orders *os.File // bash's standard input
-	words  *os.File
-	cells  int // so far; numbers them
-
-	mu          sync.Mutex
-	phase       phase
-	interrupted bool // an interrupt came in this cell
+	*translator
+	cells int // so far; numbers them
 }
 
 // Bash misses an interrupt that comes while it starts a command, and half a line that it reads when one comes: so both are
@@ -37,14 +27,6 @@ type shell struct {
 const (
 	repeatAfter = 100 * time.Millisecond
 	maxRepeats  = 15
-)
-
-type phase int
-
-const (
-	phaseIdle    phase = iota
-	phaseOrdered       // bash reads the cell; an interrupt would leave half of it to be read as commands
-	phaseRunning
 )
 
 // What bash is told about its descriptors: words come on 3, standard error on 4, so that what it says of the missing
@@ -59,10 +41,14 @@ func (a *Agent) shellKernel(params agentapi.KernelStartParams, u user) (*kernel,
 	if err := a.needs(params.Language, "bash", u); err != nil {
 		return nil, err
 	}
-	e, s, err := openShell()
+	t, far, err := openTranslator()
 	if err != nil {
 		return nil, explain(err, "kernel descriptors")
 	}
+	t.repeat = repeatAfter
+	s := &shell{translator: t}
+	// Its first standard error is nowhere.
+	e := ends{ours: far.ours, theirs: []int{far.orders, far.stdout, far.null, far.words, far.stderr}}
 	defer agentapi.CloseDescriptors(e.theirs)
 	c := command{
 		argv: []string{"bash", "--noprofile", "--norc", "--noediting", "-i"}, cwd: params.Cwd, user: u,
@@ -73,74 +59,6 @@ func (a *Agent) shellKernel(params agentapi.KernelStartParams, u user) (*kernel,
 		s.close()
 	}
 	return k, err
-}
-
-// openShell makes what joins bash to us: theirs are its descriptors 0 to 4.
-func openShell() (e ends, s *shell, err error) {
-	var all []int
-	defer func() {
-		if err != nil {
-			agentapi.CloseDescriptors(all)
-			e = ends{}
-		}
-	}()
-	pipe := func() (r, w int, err error) {
-		var p [2]int
-		if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {
-			return 0, 0, err
-		}
-		all = append(all, p[0], p[1])
-		return p[0], p[1], nil
-	}
-	var read, write [4]int // stdin, stdout, stderr, words
-	for i := range read {
-		if read[i], write[i], err = pipe(); err != nil {
-			return e, nil, err
-		}
-	}
-	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return e, nil, err
-	}
-	all = append(all, pair[0])
-	null, err := syscall.Open("/dev/null", syscall.O_WRONLY|syscall.O_CLOEXEC, 0)
-	if err != nil {
-		agentapi.CloseDescriptors(pair[1:])
-		return e, nil, err
-	}
-	all = append(all, null)
-	conn, err := agentapi.DescriptorConn(pair[1])
-	if err != nil {
-		return e, nil, err
-	}
-	_ = syscall.SetNonblock(write[0], true) // so that a close ends a write that waits
-	_ = syscall.SetNonblock(read[3], true)
-	s = &shell{conn: conn, orders: os.NewFile(uintptr(write[0]), "orders"), words: os.NewFile(uintptr(read[3]), "words")}
-	return ends{ours: []int{pair[0], read[1], read[2]}, theirs: []int{read[0], write[1], null, write[3], write[2]}}, s, nil
-}
-
-// close lets go of bash; a kernel without a shell has none to let go of.
-func (s *shell) close() {
-	if s == nil {
-		return
-	}
-	s.conn.Close()
-	s.orders.Close()
-	s.words.Close()
-}
-
-// interruptible says whether a signal may be sent now; one that comes too early is sent when it may.
-func (s *shell) interruptible() bool {
-	if s == nil {
-		return true
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.interrupted = s.phase != phaseIdle
-	if s.phase == phaseRunning {
-		_ = s.words.SetReadDeadline(time.Now().Add(repeatAfter)) // whoever waits for the end insists then
-	}
-	return s.phase == phaseRunning
 }
 
 // serve is the kernel: it ends when bash does, or when the agent lets go of it.
@@ -154,35 +72,12 @@ func (s *shell) serve(k *kernel) {
 	if err != nil || s.tell(agentapi.Event{Type: agentapi.EventReady, Message: "bash " + version}) != nil {
 		return
 	}
-	requests := agentapi.NewReader(bufio.NewReaderSize(s.conn, 4<<10))
-	for count := 1; ; {
-		f, err := requests.Read()
-		if err != nil {
-			return
-		}
-		req, err := agentapi.DecodeParams[agentapi.KernelRequest](agentapi.Request{Op: agentapi.OpRun, Params: f.Payload})
-		if err != nil || f.Kind != agentapi.FrameRequest {
-			continue
-		}
-		if err := s.run(k, words, req, count); err != nil {
-			return
-		}
-		if !req.Silent {
-			count++
-		}
-	}
+	s.hear(func(req agentapi.KernelRequest) error { return s.run(k, words, req) })
 }
 
-func (s *shell) run(k *kernel, words *bufio.Reader, req agentapi.KernelRequest, count int) error {
-	if err := s.tell(agentapi.Event{Type: agentapi.EventStarted, Count: count}); err != nil {
-		return err
-	}
-	if strings.Contains(req.Code, "\x00") {
-		return s.over(agentapi.OutcomeError, agentapi.CodeError{Name: "ValueError", Value: "the code holds a NUL byte, which no shell can read"})
-	}
+func (s *shell) run(k *kernel, words *bufio.Reader, req agentapi.KernelRequest) error {
 	s.cells++
 	begin, end := shellCell(req, s.cells)
-	s.enter(phaseOrdered)
 	if _, err := s.orders.WriteString(begin + end); err != nil {
 		return err
 	}
@@ -227,38 +122,6 @@ func (s *shell) await(k *kernel, words *bufio.Reader, end string) (string, error
 		}
 		s.wait(time.Now().Add(repeatAfter))
 	}
-}
-
-// wait says until when the end of a cell is waited for before an interrupt is said again; zero: for good.
-func (s *shell) wait(until time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_ = s.words.SetReadDeadline(until) // a pipe of ours takes one
-}
-
-// enter changes the phase and says whether an interrupt came in the one before.
-func (s *shell) enter(p phase) (interrupted bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	interrupted = s.interrupted
-	s.phase = p
-	if p != phaseRunning {
-		s.interrupted = false
-		_ = s.words.SetReadDeadline(time.Time{})
-	}
-	return interrupted
-}
-
-func (s *shell) over(outcome agentapi.Outcome, e agentapi.CodeError) error {
-	if err := s.tell(agentapi.Event{Type: agentapi.EventError, Error: &e}); err != nil {
-		return err
-	}
-	return s.tell(agentapi.Event{Type: agentapi.EventEnd, End: &agentapi.End{Outcome: outcome}})
-}
-
-func (s *shell) tell(e agentapi.Event) error {
-	e.Time = time.Now()
-	return agentapi.WriteJSON(s.conn, agentapi.FrameEvent, e)
 }
 
 // word waits for a line that begins so and gives the rest of it. What else is written there is an end that was asked for

@@ -182,7 +182,7 @@ func TestShellInterrupt(t *testing.T) {
 func TestLanguagesThatAreNotThere(t *testing.T) {
 	h := newHome(t, agentapi.Boot{ID: "a", Kernel: absolute(t, "testdata/kernel.py"), Env: map[string]string{"PATH": "/nowhere"}})
 	for language, says := range map[string]string{
-		"r": "not in this template", "java": "not in this template", "cobol": "no kernel for the language", "javascript": "has no node", "bash": "has no bash", "python": "has no python3",
+		"r": "has no Rscript", "java": "has no java", "cobol": "no kernel for the language", "javascript": "has no node", "bash": "has no bash", "python": "has no python3",
 	} {
 		_, err := h.KernelStart(t.Context(), agentapi.KernelStartParams{Kernel: "x", Language: language})
 		if !fault.Is(err, fault.Unsupported) || !strings.Contains(err.Error(), says) {

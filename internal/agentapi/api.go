@@ -202,6 +202,7 @@ type RunLimits struct {
 // ExecParams start a process.
 type ExecParams struct {
 	Argv       []string          `json:"argv"`
+	Instead    string            `json:"instead,omitempty"`   // the program's path where there is no Argv[0], which is a path then
 	Env        map[string]string `json:"env,omitempty"`       // added to the sandbox's environment
 	CleanEnv   bool              `json:"clean_env,omitempty"` // Env is all there is
 	EnvFile    string            `json:"env_file,omitempty"`  // lines NAME=value, which go before Env; one that is not there has none
@@ -330,10 +331,12 @@ const (
 	LanguageJavaScript = "javascript"
 	LanguageTypeScript = "typescript"
 	LanguageBash       = "bash"
+	LanguageR          = "r"
+	LanguageJava       = "java"
 )
 
-// Languages lists them.
-var Languages = []string{LanguagePython, LanguageJavaScript, LanguageTypeScript, LanguageBash}
+// Languages lists them. A sandbox has those whose programs its template has.
+var Languages = []string{LanguagePython, LanguageJavaScript, LanguageTypeScript, LanguageBash, LanguageR, LanguageJava}
 
 // KernelState is where a kernel is.
 type KernelState string
@@ -433,7 +436,8 @@ type Account struct {
 	GID     int               `json:"gid"`
 	Home    string            `json:"home"`
 	Workdir string            `json:"workdir"`
-	Env     map[string]string `json:"env,omitempty"` // the sandbox's own, as it was made with
+	Env     map[string]string `json:"env,omitempty"`     // the sandbox's own, as it was made with
+	Environ map[string]string `json:"environ,omitempty"` // what a process of theirs is given, Env among it
 }
 
 // TooManyLinks ends the sentence about a path whose links lead round and round: to some callers that is a kind of its own.

@@ -36,7 +36,7 @@ var newInproc = func(cfg inproc.Config) (sandbox.Driver, error) { return inproc.
 
 // writeKernel puts the embedded kernel and what it finds beside itself into a directory.
 func writeKernel(dir string) error {
-	for _, name := range []string{"kernel.py", "charts.py", "state.py", "node.js"} {
+	for _, name := range []string{"kernel.py", "charts.py", "state.py", "node.js", "kernel.java", "kernel.R"} {
 		source, err := fs.ReadFile(kernel.Files(), name)
 		if err != nil {
 			return fmt.Errorf("embedded kernel: %w", err)

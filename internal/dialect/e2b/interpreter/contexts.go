@@ -147,12 +147,11 @@ func find(kernels []agentapi.Kernel, name string) int {
 
 // rank puts the default contexts first; the ids of the others sort by their age.
 func rank(k agentapi.Kernel) int {
-	for i, language := range append(slices.Clone(initial), agentapi.LanguageTypeScript, agentapi.LanguageBash) {
-		if k.Name == defaultContext(language) {
-			return i
-		}
+	at := slices.IndexFunc(agentapi.Languages, func(language string) bool { return k.Name == defaultContext(language) })
+	if at < 0 {
+		return len(agentapi.Languages)
 	}
-	return 1 << 10
+	return at
 }
 
 // existing is the context that a path names.

@@ -57,3 +57,58 @@ func TestJavaScript(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 }
+
+func TestR(t *testing.T) {
+	need(t, "Rscript")
+	w := newWorld(t)
+	w.run(t, object{"code": "kept <- c(1, 2)", "language": "r"})
+	e := w.run(t, object{"code": "cat(getwd(), Sys.getenv('GLOBAL'), Sys.getenv('MINE')); kept", "language": "R", "env_vars": object{"MINE": "2"}})
+	if e.stdout != w.home+" here 2" || e.text() != "[1] 1 2" || e.count != 2 {
+		t.Errorf("%+v", e)
+	}
+	if e := w.run(t, object{"code": "stop('bad')", "context_id": "r"}); e.err["name"] != "simpleError" || e.err["value"] != "bad" || e.count != 3 {
+		t.Errorf("%+v", e)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	w.begin(t, ctx, object{"code": "cat('go\\n'); repeat {}", "language": "r"})
+	leave()
+	begun := time.Now()
+	if e := w.run(t, object{"code": "length(kept)", "language": "r"}); e.text() != "[1] 2" || time.Since(begun) > 5*time.Second {
+		t.Errorf("%+v after %v", e, time.Since(begun))
+	}
+	if e := w.run(t, object{"code": "quit()", "language": "r"}); e.err["name"] != "ContextRestarting" || !strings.Contains(e.err["value"].(string), "status 0") {
+		t.Errorf("%+v", e)
+	}
+}
+
+func TestJava(t *testing.T) {
+	need(t, "jshell")
+	w := newWorld(t)
+	w.run(t, object{"code": "int kept = 2;", "language": "java"})
+	code := `System.out.print(System.getenv("GLOBAL") + System.getenv("MINE") + System.getProperty("MINE")); kept + 1`
+	if e := w.run(t, object{"code": code, "language": "java", "env_vars": object{"MINE": "2"}}); e.stdout != "here22" || e.text() != "3" || e.count != 2 {
+		t.Errorf("%+v", e)
+	}
+	if e := w.run(t, object{"code": "int x = 10 / 0;", "context_id": "java"}); e.err["name"] != "EvalException" || !strings.Contains(e.err["value"].(string), "by zero") {
+		t.Errorf("%+v", e)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	w.begin(t, ctx, object{"code": "System.out.println(1); while (true) {}", "language": "java"})
+	leave()
+	begun := time.Now()
+	if e := w.run(t, object{"code": "kept", "language": "java"}); e.text() != "2" || time.Since(begun) > 5*time.Second {
+		t.Errorf("%+v after %v", e, time.Since(begun))
+	}
+}
+
+func TestALanguageThatIsMissing(t *testing.T) {
+	w := newWorldWith(t, map[string]string{"PATH": t.TempDir()})
+	for language, says := range map[string]string{"r": "no Rscript", "java": "no java", "bash": "no bash"} {
+		want := "this sandbox's image or template has " + says + ", which kernels of " + language + " need"
+		for _, path := range []string{"/execute", "/contexts"} {
+			if status, body := w.do(t, http.MethodPost, path, object{"code": "1", "language": language}); status != http.StatusInternalServerError || !strings.Contains(body, want) {
+				t.Errorf("%s %s: %d %s", path, language, status, body)
+			}
+		}
+	}
+}

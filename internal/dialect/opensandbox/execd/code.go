@@ -103,13 +103,28 @@ func (h *Handler) execute(c *call, name, code string) error {
 
 // run runs code in a context, which is a kernel but for languages that have none.
 func (h *Handler) run(ctx context.Context, c *call, in *codeContext, name, code string) iter.Seq2[agentapi.Event, error] {
-	switch _, ok := programs[in.language]; {
-	case in.language == java:
-		return h.runJava(c, in, name, code)
-	case ok:
+	if _, ok := programs[in.language]; ok {
 		return h.runProgram(ctx, c, name, in.language, code)
 	}
-	return h.sandboxes.Run(ctx, c.t.Who, c.id(), agentapi.RunParams{Kernel: name, Code: code, Disconnect: agentapi.DisconnectSurvive})
+	events := h.sandboxes.Run(ctx, c.t.Who, c.id(), agentapi.RunParams{Kernel: name, Code: code, Disconnect: agentapi.DisconnectSurvive})
+	return func(yield func(agentapi.Event, error) bool) {
+		for e, err := range events {
+			if err == nil && e.Type == agentapi.EventStarted && c.room.begin(in) {
+				err = h.interruptKernel(ctx, c, name)
+			}
+			if !yield(e, err) {
+				return
+			}
+		}
+	}
+}
+
+func (h *Handler) interruptKernel(ctx context.Context, c *call, name string) error {
+	agent, err := h.sandboxes.Agent(ctx, c.t.Who, c.id())
+	if err != nil {
+		return err
+	}
+	return ignore(agent.Interrupt(ctx, agentapi.KernelParams{Kernel: name}), fault.Gone)
 }
 
 // tellCode passes on what a cell tells.
@@ -259,17 +274,13 @@ func (h *Handler) interruptCode(c *call) error {
 	if err != nil {
 		return err
 	}
-	if _, ok := programs[known.Language]; ok {
-		if err := h.interruptProgram(c, id, known.Language); err != nil {
-			return err
-		}
-		return c.nothing()
+	switch _, ok := programs[known.Language]; {
+	case ok:
+		err = h.stopProgram(c, id, "SIGINT")
+	case c.room.halt(id):
+		err = h.interruptKernel(c.ctx(), c, id)
 	}
-	agent, err := h.agent(c)
 	if err != nil {
-		return err
-	}
-	if err := agent.Interrupt(c.ctx(), agentapi.KernelParams{Kernel: id}); err != nil && !fault.Is(err, fault.Gone) {
 		return err
 	}
 	return c.nothing()

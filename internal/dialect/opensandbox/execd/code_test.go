@@ -58,12 +58,15 @@ func TestCodeWithoutAKernel(t *testing.T) {
 	if a := w.ask("DELETE", "/code/contexts?language=go", nil); a.status != 200 {
 		t.Fatalf("got %+v", a)
 	}
-	if _, err := exec.LookPath("jshell"); err == nil {
-		return
-	}
-	got = told(w.stream("/code", map[string]any{"code": "1", "context": map[string]any{"language": "java"}}))
-	if !slices.Equal(got, []string{"init", "error NOT_SUPPORTED code in java needs jshell, which this sandbox's image does not have"}) {
-		t.Fatalf("got %q", got)
+}
+
+func TestCodeInALanguageThatIsMissing(t *testing.T) {
+	w := newWorldWith(t, map[string]string{"PATH": t.TempDir()})
+	for language, says := range map[string]string{"java": "no java", "r": "no Rscript", "javascript": "no node"} {
+		got := told(w.stream("/code", map[string]any{"code": "1", "context": map[string]any{"language": language}}))
+		if want := "error NOT_SUPPORTED this sandbox's image or template has " + says + ", which kernels of " + language + " need"; len(got) != 2 || got[1] != want {
+			t.Errorf("%s: got %q", language, got)
+		}
 	}
 }
 
@@ -84,16 +87,18 @@ func TestCodeInJava(t *testing.T) {
 		{"throw new IllegalStateException(\"bad\");", []string{"init", "error EvalException java.lang.IllegalStateException: bad"}},
 		{"throw new RuntimeException();", []string{"init", "error EvalException java.lang.RuntimeException"}},
 		{"int wrong = nothing;", []string{"init", "error CompilationException cannot find symbol\n  symbol:   variable nothing\n  location: class"}},
-		{"System.exit(3);", []string{"init", "error KernelDied the kernel of java ended: exited with status 3; variables are lost, the next run starts a fresh kernel"}},
-		{"1 + 1", []string{"init", "result \"2\"", "execution_complete"}},
+		{"System.exit(3);", []string{"init", "error KernelDied the kernel exited with status 3 (exit() was called?); variables are lost, the next run starts a fresh kernel"}},
+		{"1 + 1", []string{"init", "stderr kernel \"" + in.ID + "\" was gone and has been started anew; its variables are lost\n", "result \"2\"", "execution_complete"}},
 	} {
 		if got := run(step.code); !slices.Equal(got, step.want) {
 			t.Fatalf("step %d, %q: got %q, want %q", i, step.code, got, step.want)
 		}
 	}
-	long := strings.Join(run(`System.out.print("#".repeat(3 << 20)); "%".repeat(2 << 20)`), "")
-	if x, y := strings.Count(long, "#"), strings.Count(long, "%"); x != 3<<20 || y < 1<<17 || y >= 1<<20 || !strings.HasSuffix(long, "execution_complete") {
-		t.Fatalf("%d of the output, %d of the value, then %q", x, y, long[max(0, len(long)-80):])
+	for value, whole := range map[string]bool{"2 << 20": true, "9 << 20": false} {
+		long := strings.Join(run(`System.out.print("#".repeat(3 << 20)); "%".repeat(`+value+`)`), "")
+		if x, y := strings.Count(long, "#"), strings.Count(long, "%"); x != 3<<20 || (y == 2<<20) != whole || !strings.HasSuffix(long, "execution_complete") {
+			t.Fatalf("%d of the output, %d of the value, then %q", x, y, long[max(0, len(long)-80):])
+		}
 	}
 	w.interrupts(in, "System.out.print(1); while (true) Thread.sleep(10);", "stdout")
 	if got := run("1 + 1"); !slices.Equal(got, []string{"init", "result \"2\"", "execution_complete"}) {
@@ -112,11 +117,31 @@ func TestJavaIsInterruptedBeforeItsKernelHasStarted(t *testing.T) {
 	if a := w.ask("DELETE", "/code?id="+in.ID, nil); a.status != 200 { // of nothing, which the next cell must not feel
 		t.Fatalf("got %+v", a)
 	}
-	for range 2 { // the second cell finds a kernel
+	for range 2 {
 		w.interrupts(in, "while (true) {}", "init")
 		got := told(w.stream("/code", map[string]any{"code": "1 + 1", "context": in}))
 		if !slices.Equal(got, []string{"init", "result \"2\"", "execution_complete"}) {
 			t.Fatalf("got %q", got)
+		}
+		told(w.stream("/code", map[string]any{"code": "System.exit(0);", "context": in})) // so that the next cell has to wait for another kernel
+		w.interrupts(in, "while (true) {}", "init")
+	}
+}
+
+func TestCodeInR(t *testing.T) {
+	needs(t, "Rscript")
+	w := newWorld(t)
+	in := map[string]any{"language": "R"}
+	for i, step := range []struct {
+		code string
+		want []string
+	}{
+		{"x <- 2; cat('hi\\n'); x", []string{"init", "stdout hi\n", "result \"[1] 2\"", "execution_complete"}},
+		{"x + 1", []string{"init", "result \"[1] 3\"", "execution_complete"}},
+		{"stop('bad')", []string{"init", "error simpleError bad"}},
+	} {
+		if got := told(w.stream("/code", map[string]any{"code": step.code, "context": in})); !slices.Equal(got, step.want) {
+			t.Fatalf("step %d, %q: got %q, want %q", i, step.code, got, step.want)
 		}
 	}
 }

@@ -15,10 +15,9 @@ import (
 type codeContext struct {
 	language string
 	busy     bool
-	repl     *repl // of Java, once it runs
-	sent     bool  // and has been given the cell that makes it busy
-	halted   bool  // somebody interrupted that cell before
-	order    int   // of its making
+	begun    bool // of the cell that makes it busy: its kernel may have to start first
+	halted   bool // somebody interrupted that cell before
+	order    int  // of its making
 }
 
 // wireContext is a context on the wire.
@@ -46,7 +45,7 @@ func (r *room) enter(name string) *codeContext {
 	if ctx == nil || ctx.busy {
 		return nil
 	}
-	ctx.busy, ctx.sent, ctx.halted = true, false, false
+	ctx.busy, ctx.begun, ctx.halted = true, false, false
 	return ctx
 }
 
@@ -54,6 +53,26 @@ func (r *room) leave(ctx *codeContext) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	ctx.busy = false
+}
+
+// begin notes that a context's cell runs, and tells whether somebody has interrupted it before.
+func (r *room) begin(ctx *codeContext) (halted bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ctx.begun = true
+	return ctx.halted
+}
+
+// halt tells whether a context can be interrupted now. A cell that has not begun is remembered, and is interrupted when it has.
+func (r *room) halt(name string) (now bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	ctx := r.contexts[name]
+	if ctx == nil || !ctx.busy || ctx.begun {
+		return true
+	}
+	ctx.halted = true
+	return false
 }
 
 // know remembers a context.
@@ -126,7 +145,7 @@ func (h *Handler) startContext(c *call, spec sandbox.KernelSpec) error {
 	if !slices.Contains(agentapi.Languages, spec.Language) {
 		return &refusal{http.StatusBadRequest, codeUnsupported,
 			"code in " + short(spec.Language) + " cannot be run here; there are " + strings.Join(agentapi.Languages, ", ") +
-				", and go and java where the image has them. Run other programs by a command"}
+				" and go, where the image has what they need. Run other programs by a command"}
 	}
 	_, err := h.sandboxes.StartKernel(c.ctx(), c.t.Who, c.id(), spec)
 	if fault.Is(err, fault.Unsupported) {
@@ -260,9 +279,6 @@ func (h *Handler) stopContext(c *call, id string) error {
 	var err error
 	if known, _ := c.room.knows(id); programs[known.Language].needs != "" {
 		err = h.stopProgram(c, id, "SIGKILL")
-		if r := c.room.repl(id); r != nil {
-			r.stop()
-		}
 	} else {
 		err = h.sandboxes.StopKernel(c.ctx(), c.t.Who, c.id(), id)
 	}

@@ -49,7 +49,6 @@ var (
 	DecodeMetadata = decodeMetadata
 	KeepsEnds      = keepsEnds
 	StatusOf       = statusOf
-	CutFrame       = cutFrame
 )
 
 // The bounds that tests reach.

@@ -194,20 +194,3 @@ func TestLinesWithTheirEnds(t *testing.T) {
 		t.Fatalf("got %q", got)
 	}
 }
-
-func FuzzFrames(f *testing.F) {
-	f.Add([]byte("O\x00\x00\x00\x02hiD\x00\x00\x00\x00"))
-	f.Add([]byte("\x00\xff\xff\xff\xff"))
-	f.Fuzz(func(t *testing.T, in []byte) {
-		for {
-			kind, data, rest, err := execd.CutFrame(in)
-			if err != nil || kind == 0 {
-				return
-			}
-			if kind != in[0] || len(data)+len(rest)+5 != len(in) {
-				t.Fatalf("%q: %q and %q", in, data, rest)
-			}
-			in = rest
-		}
-	})
-}

@@ -12,16 +12,13 @@ import (
 
 // program is a language that has no kernel in the sandbox and is run by what an image may bring.
 type program struct {
-	needs string // in the image
-	// script reads code from standard input; empty: there is a kernel of ours for it. Each run of a script is a program of
-	// its own: nothing is remembered between two of them.
-	script string
+	needs  string // in the image
+	script string // reads code from standard input; each run is a program of its own: nothing is remembered between two of them
 }
 
 // programs are those languages.
 var programs = map[string]program{
 	"go": {"go", `cat > "$d/main.go"; grep -q '^ *package ' "$d/main.go" || sed -i '1i package main' "$d/main.go"; go run "$d/main.go"`},
-	java: {"jshell", ""},
 }
 
 // asProgram is the shell's part of every one.
@@ -72,17 +69,6 @@ func (h *Handler) runProgram(ctx context.Context, c *call, name, language, code 
 		}
 		stream.Events()(yield)
 	}
-}
-
-// interruptProgram ends what runs in such a context.
-func (h *Handler) interruptProgram(c *call, name, language string) error {
-	if language != java {
-		return h.stopProgram(c, name, "SIGINT")
-	}
-	if r := c.room.halt(name); r != nil {
-		return r.send(nil)
-	}
-	return nil
 }
 
 // stopProgram sends a signal to all that such a context has started.

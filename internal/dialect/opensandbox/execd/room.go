@@ -115,7 +115,7 @@ func (rs *rooms) close() {
 	rs.sweeps.Wait()
 }
 
-// clear gives back what logs took, and ends what waits for the sandbox.
+// clear gives back what logs took.
 func (r *room) clear() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -124,11 +124,6 @@ func (r *room) clear() {
 	}
 	for _, t := range r.terminals {
 		t.log.drop()
-	}
-	for _, ctx := range r.contexts {
-		if ctx.repl != nil {
-			ctx.repl.stop()
-		}
 	}
 }
 

@@ -4,32 +4,30 @@ import "testing"
 
 func TestACellOfADeletedContextChangesNothingOfTheNext(t *testing.T) {
 	r := &room{contexts: map[string]*codeContext{}}
-	r.know("java", java)
+	r.know("java", "java")
 	first := r.enter("java")
 	if first == nil || r.enter("java") != nil {
 		t.Fatal("a context is busy for all but one")
 	}
 	delete(r.contexts, "java")
-	r.know("java", java)
+	r.know("java", "java")
 	second := r.enter("java")
-	kernel := &repl{}
-	if halted, gone := r.sent("java", second, kernel); halted || gone {
-		t.Fatal(halted, gone)
+	if r.halt("java") {
+		t.Error("a cell that has not begun can be interrupted")
 	}
 
-	if halted, gone := r.sent("java", first, &repl{}); halted || !gone {
-		t.Error(halted, gone)
+	if r.begin(first) {
+		t.Error("the interrupt is another cell's")
 	}
-	r.forgo(first, kernel)
 	r.leave(first)
 	if r.enter("java") != nil {
 		t.Error("the end of a cell of another context let a second cell into this one")
 	}
-	if r.repl("java") != kernel {
-		t.Error("a cell of another context changed the kernel of this one")
+	if !r.begin(second) || !r.halt("java") {
+		t.Error("an early interrupt is forgotten")
 	}
 	r.leave(second)
-	if r.enter("java") != second {
-		t.Error("it stays busy")
+	if r.enter("java") != second || r.begin(second) {
+		t.Error("an interrupt reaches the cell after its own")
 	}
 }
