@@ -72,6 +72,7 @@ func (a *Agent) startProcess(l *link, params agentapi.ExecParams) (*process, err
 	if err != nil {
 		return nil, err
 	}
+	params.Argv = settleProgram(params.Argv, params.Instead)
 	p := &process{
 		a: a, disconnect: params.Disconnect, timeout: time.Duration(params.TimeoutMS) * time.Millisecond,
 		started: time.Now(), owner: l, sinks: []*link{l}, done: make(chan struct{}),

@@ -159,6 +159,19 @@ func findProgram(name, searchPath string) (string, error) {
 	return "", fault.New(fault.NotFound, "%s: no such command", name)
 }
 
+// settleProgram puts another program in the place of one that is not there; where both are missing, it is the first that is missed.
+func settleProgram(argv []string, instead string) []string {
+	if instead == "" || len(argv) == 0 || isThere(argv[0]) || !isThere(instead) {
+		return argv
+	}
+	return append([]string{instead}, argv[1:]...)
+}
+
+func isThere(p string) bool {
+	var st syscall.Stat_t
+	return syscall.Stat(p, &st) == nil
+}
+
 // limiterName is argv[0] of the agent's own binary when it sets limits on itself and becomes the command: limits must
 // hold from the command's first instruction, and a fork in Go cannot set them.
 const limiterName = "cove-limit"

@@ -73,7 +73,9 @@ func (a *Agent) account(params agentapi.AccountParams) (agentapi.Account, error)
 	if err != nil {
 		return agentapi.Account{}, err
 	}
-	return agentapi.Account{Name: u.name, UID: u.uid, GID: u.gid, Home: u.home, Workdir: a.workdir(u), Env: a.cfg.Boot.Env}, nil
+	return agentapi.Account{
+		Name: u.name, UID: u.uid, GID: u.gid, Home: u.home, Workdir: a.workdir(u), Env: a.cfg.Boot.Env, Environ: a.environment(u),
+	}, nil
 }
 
 // makeWorkdir makes the working directory that an image names and does not have, for its user.

@@ -6,7 +6,17 @@ import time
 import pytest
 from conftest import LIFETIME
 
-from e2b import BuildException, CommandExitException, PtySize, Sandbox, Template, TemplateException, wait_for_file, wait_for_port
+from e2b import (
+    BuildException,
+    CommandExitException,
+    InvalidArgumentException,
+    PtySize,
+    Sandbox,
+    Template,
+    TemplateException,
+    wait_for_file,
+    wait_for_port,
+)
 
 
 @pytest.fixture
@@ -233,9 +243,77 @@ def test_an_image_behind_a_password(built, make, tag):
     assert make(tag).files.read("made") == "the test\n"
 
 
+@pytest.mark.proves("Template.from_image", "Template.copy", "Template.set_start_cmd", "Template.set_ready_cmd")
+def test_an_image_without_bash_is_built_by_sh(built, make, tag, tmp_path, wire):
+    (tmp_path / "app" / "sub").mkdir(parents=True)
+    (tmp_path / "app" / "sub" / "data").write_text("data\n")
+    (tmp_path / "app" / "link").symlink_to("sub/data")
+    os.link(tmp_path / "app" / "sub" / "data", tmp_path / "app" / "twin")
+    template = (
+        Template(file_context_path=str(tmp_path))
+        .from_image(f"{REGISTRY}/busybox:1")
+        .set_envs({"WORD": "at $HOME", "PATH": "/opt/bin:/usr/bin:$PATH"})
+        .run_cmd("echo $0 $WORD > said; whoami >> said; pwd >> said; sudo whoami >> said; echo $PATH >> said")
+        .run_cmd("whoami > /by", user="root")
+        .copy("app", "/opt/app", mode=0o750)
+        .set_user("bob")
+        .set_workdir("/srv/deep/app")
+        .run_cmd("id -un > who; echo $SHELL >> who")
+        .set_start_cmd("echo hello > /tmp/index.html; exec httpd -f -p 8080 -h /tmp", wait_for_file("/tmp/index.html"))
+    )
+    built(template)
+    sbx = make(tag)
+    assert sbx.files.read("/home/user/said") == "/bin/sh at /home/user\nuser\n/home/user\nroot\n/opt/bin:/usr/bin:/bin\n"
+    assert sbx.files.read("/by", user="root") == "root\n"
+    assert sbx.files.read("/srv/deep/app/who") == "bob\n/bin/sh\n"
+    found = sbx.commands.run("stat -c '%n %U:%G %a %h' /srv/deep /opt/app /opt/app/* /usr/local /code; cat /opt/app/link", user="root").stdout
+    assert found.splitlines() == [
+        "/srv/deep bob:bob 755 3",
+        "/opt/app user:user 755 3",
+        "/opt/app/link user:user 777 1",
+        "/opt/app/sub user:user 750 2",
+        "/opt/app/twin user:user 750 2",
+        "/usr/local root:root 777 2",
+        "/code root:root 777 2",
+        "data",
+    ]
+    assert sbx.commands.run("id -un; pwd; sudo id -u").stdout == "bob\n/srv/deep/app\n0\n"
+    assert wire.data("GET", sbx.sandbox_id, 8080, "/").text == "hello\n"
+    built(Template().from_template(tag).run_cmd("cat who > again"), name=tag + "b")
+    assert make(tag + "b").files.read("/srv/deep/app/again") == "bob\n/bin/sh\n"
+
+
+@pytest.mark.proves("Template.from_image", "Template.copy", "Template.set_user", "Template.set_workdir", "Template.set_envs")
+def test_an_image_without_a_shell_takes_files_and_settings(built, make, tag, tmp_path):
+    (tmp_path / "a").write_text("a\n")
+
+    def template():
+        return (
+            Template(file_context_path=str(tmp_path))
+            .from_image(f"{REGISTRY}/scratch:1")
+            .set_envs({"WORD": "$HOME/w"})
+            .copy("a", "/data/sub/")
+            .set_user("bob")
+            .set_workdir("/srv/app")
+            .copy("a", "b")
+        )
+
+    built(template())
+    sbx = make(tag)
+    assert sbx.files.read("/data/sub/a") == "a\n" and sbx.files.read("/srv/app/b") == "a\n"
+    # The image has no names, not even root's.
+    owners = [sbx.files.get_info(p).owner for p in ("/data", "/data/sub", "/data/sub/a", "/srv/app", "/srv/app/b", "/home/bob")]
+    assert owners == ["0", "user", "user", "bob", "bob", "bob"]
+    with pytest.raises(InvalidArgumentException, match="/bin/bash: no such file"):
+        sbx.commands.run("true")
+    for more in (template().run_cmd("true"), template().set_start_cmd("true", "true")):
+        with pytest.raises(BuildException, match="neither /bin/bash nor /bin/sh"):
+            Template.build(more, tag + "b")
+
+
 @pytest.mark.proves("Sandbox.connect", "commands.run", "pty.create")
 def test_an_image_without_bash_runs_commands_all_the_same(wire):
-    """Such an image is no base of a template here, but Cove's own API makes sandboxes of it."""
+    """So does a sandbox that Cove's own API has made of it."""
     body = {"image": f"{REGISTRY}/busybox:1", "timeout_seconds": LIFETIME}
     made = wire.api("POST", "/cove/v1/sandboxes", json=body)
     assert made.status_code == 201, made.text
@@ -260,7 +338,7 @@ def test_an_image_without_bash_runs_commands_all_the_same(wire):
         ("{r}/broken:1", "digest"),
         ("{r}/hostile:1", "layer"),
         ("{r}/foreign:1", "linux/"),
-        ("{r}/busybox:1", "has no /bin/bash"),
+        ("{r}/scratch:1", "has neither /bin/bash nor /bin/sh"),
         ("not an image", "name of an image"),
     ],
 )

@@ -95,6 +95,6 @@ func (a *API) ready(ctx context.Context, c *call, id string, start build.Start) 
 
 func command(start build.Start, line string, leave agentapi.Disconnect) agentapi.ExecParams {
 	return agentapi.ExecParams{
-		Argv: []string{"/bin/bash", "-l", "-c", line}, Env: start.Env, User: start.User, Cwd: start.Workdir, Disconnect: leave,
+		Argv: []string{"/bin/bash", "-l", "-c", line}, Instead: "/bin/sh", Env: start.Env, User: start.User, Cwd: start.Workdir, Disconnect: leave,
 	}
 }

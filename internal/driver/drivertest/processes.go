@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"runtime"
 	"slices"
 	"strings"
@@ -56,6 +57,40 @@ var processes = []claim{
 	{"a command that does not exist is not found", needsNothing, func(t *testing.T, b *bench) {
 		_, err := b.shared(t).Exec(t.Context(), agentapi.ExecParams{Argv: []string{"no-such-command"}})
 		expectKind(t, err, fault.NotFound)
+	}},
+	{"another program runs where the first is not there", needsNothing, func(t *testing.T, b *bench) {
+		s := b.shared(t)
+		for _, c := range []struct{ first, instead, want string }{
+			{"/bin/no-such-shell", "/bin/sh", "/bin/sh\n"}, {"/bin/sh", "/bin/no-such-shell", "/bin/sh\n"},
+		} {
+			got := s.exec(t, agentapi.ExecParams{Argv: []string{c.first, "-c", "echo $0"}, Instead: c.instead})
+			if got.stdout != c.want {
+				t.Errorf("%+v: %+v", c, got)
+			}
+		}
+		_, err := s.Exec(t.Context(), agentapi.ExecParams{Argv: []string{"/bin/no-such-shell"}, Instead: "/bin/nor-this"})
+		expectKind(t, err, fault.NotFound)
+		if !strings.HasPrefix(fault.Message(err), "/bin/no-such-shell:") {
+			t.Errorf("it is the first that is missed: %v", err)
+		}
+		_, err = s.Exec(t.Context(), agentapi.ExecParams{Argv: []string{"/bin/no-such-shell"}, Instead: "/bin/sh", Cwd: "/no/such/place"})
+		expectKind(t, err, fault.NotFound)
+	}},
+	{"an account tells what its processes are given", needsNothing, func(t *testing.T, b *bench) {
+		s := b.shared(t)
+		who, err := s.Account(t.Context(), agentapi.AccountParams{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		given := map[string]string{}
+		for pair := range strings.SplitSeq(s.exec(t, agentapi.ExecParams{Argv: []string{"env", "-0"}}).stdout, "\x00") {
+			if k, v, ok := strings.Cut(pair, "="); ok && k != "COVE_RUN" {
+				given[k] = v
+			}
+		}
+		if len(given) == 0 || !maps.Equal(who.Environ, given) {
+			t.Errorf("%v is told, %v is given", who.Environ, given)
+		}
 	}},
 	{"what cannot be a command is invalid", needsNothing, func(t *testing.T, b *bench) {
 		s := b.shared(t)

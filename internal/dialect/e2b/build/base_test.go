@@ -2,6 +2,7 @@ package build_test
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -83,18 +84,75 @@ func TestAnotherPythonIsPulledWhateverIsMapped(t *testing.T) {
 	})
 }
 
-func TestAnImageWithoutBashIsToldSo(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
-		w.bare = true
-		id, b := w.begin("x", js{"fromImage": "debian:13"})
-		w.settle(id, b)
-		status, reason, _ := w.status(id, b)
-		want := js{"step": "base", "logEntries": []any{}, "message": "image 'debian:13' has no /bin/bash, which the steps of a template are run by; " +
-			"start from an image that has it, such as one based on Debian or Ubuntu"}
-		if diff := cmp.Diff(want, reason); status != "error" || diff != "" {
-			t.Error(status, diff)
-		}
-	})
+func TestAnImageWithoutAShellIsToldSoWhenACommandComes(t *testing.T) {
+	const none = "the image has neither /bin/bash nor /bin/sh, which commands and hard links need; " +
+		"start from an image that has one of them, such as Debian or Alpine, or do without those"
+	quiet := []js{{"type": "ENV", "args": []string{"A", "1"}}, {"type": "USER", "args": []string{"bob"}}, {"type": "WORKDIR", "args": []string{"/app"}}}
+	for name, c := range map[string]struct {
+		start         js
+		step, message string
+	}{
+		"nothing is run":  {js{"steps": quiet}, "", ""},
+		"a step":          {js{"steps": append(slices.Clone(quiet), run("hello"))}, "4", "failed to run command 'hello': " + none},
+		"a start command": {js{"startCmd": "serve"}, "finalize", none},
+		"a ready command": {js{"readyCmd": "true"}, "finalize", none},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(t *testing.T, w *world) {
+				w.shells = nil
+				c.start["fromImage"] = "debian:13"
+				id, b := w.begin("x", c.start)
+				w.settle(id, b)
+				status, reason, log := w.status(id, b)
+				if c.message == "" {
+					if got, err := w.resolve("x"); status != "ready" || err != nil || got.User != "bob" || got.Workdir != "/app" || got.Env["A"] != "1" {
+						t.Errorf("%s %v %+v %v", status, log, got, err)
+					}
+					return
+				}
+				if diff := cmp.Diff(js{"step": c.step, "logEntries": []any{}, "message": c.message}, reason); status != "error" || diff != "" {
+					t.Error(status, diff)
+				}
+			})
+		})
+	}
+}
+
+func TestAUserIsMadeWithWhatTheImageHas(t *testing.T) {
+	for name, c := range map[string]struct {
+		before, after map[string]string
+		shells        []string
+	}{
+		"an image without users": {
+			nil, map[string]string{
+				"/etc/passwd": "user:x:1000:1000::/home/user:/bin/sh\n", "/etc/group": "user:x:1000:\n", "/etc/shadow": "user:*:19000:0:99999:7:::\n",
+			}, []string{"/bin/sh"},
+		},
+		"ids that are taken, a group of that name, and no end of the line": {
+			map[string]string{"/etc/passwd": "app:x:1000:1::/:/bin/sh", "/etc/group": "app:x:1001:\nuser:x:7:\n"},
+			map[string]string{
+				"/etc/passwd": "app:x:1000:1::/:/bin/sh\nuser:x:1002:7::/home/user:/bin/bash\n", "/etc/group": "app:x:1001:\nuser:x:7:\n",
+				"/etc/shadow": "user:*:19000:0:99999:7:::\n",
+			}, []string{"/bin/bash"},
+		},
+		"one of that name": {
+			map[string]string{"/etc/passwd": "user:x:5:5::/:/bin/sh\n"}, map[string]string{"/etc/passwd": "user:x:5:5::/:/bin/sh\n"}, []string{"/bin/sh"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(t *testing.T, w *world) {
+				w.shells = c.shells
+				maps.Copy(w.written, c.before)
+				w.build("x", js{"fromImage": "debian:13"})
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				delete(w.written, "/.e2b")
+				if diff := cmp.Diff(c.after, w.written); diff != "" {
+					t.Error(diff)
+				}
+			})
+		})
+	}
 }
 
 func TestCredentialsOfRegistries(t *testing.T) {
@@ -145,7 +203,7 @@ func TestABuildStartsFromWhateverItsCallerCanName(t *testing.T) {
 	})
 }
 
-// The script that readies an image is run by the image's own bash, which can do what it likes.
+// What a home begins with is copied by the image's own programs, which can do what it likes.
 func TestAnImageThatIsNeverReadyHoldsNobodyUp(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.builder.Close()

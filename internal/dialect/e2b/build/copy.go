@@ -7,6 +7,7 @@ import (
 	"io"
 	"path"
 	"regexp"
+	"strconv"
 	"strings"
 
 	"github.com/covehq/cove/internal/agentapi"
@@ -29,12 +30,11 @@ type copying struct {
 	dest    string
 	destDir bool // dest is a directory, whatever there is now
 	owner   string
-	mode    string
+	ids     agentapi.Account // the owner's
+	mode    *uint32          // of everything; nil: of each entry its own
 
-	files    []string          // written
-	dirs     []string          // made
-	links    []string          // made, as pairs of target and path
-	hards    []string          // made, as pairs of target and path
+	links    []string          // to make, as pairs of target and path
+	hards    []string          // to make, as pairs of target and path
 	known    map[string]bool   // directories that are there
 	unpacked map[string]string // where an entry of the archive went
 }
@@ -90,22 +90,34 @@ func (s *site) doCopy(ctx context.Context, st step) error {
 	if args[0] == "" || args[1] == "" || st.FilesHash == "" {
 		return fault.New(fault.Invalid, "%s needs a source, a destination and files", st.Type)
 	}
-	c := &copying{site: s, hash: st.FilesHash, mode: args[3], owner: args[2], known: map[string]bool{}, unpacked: map[string]string{}}
+	c := &copying{site: s, hash: st.FilesHash, owner: args[2], known: map[string]bool{}, unpacked: map[string]string{}}
 	if c.owner == "" {
 		c.owner = s.owner()
 	}
 	if !ownerForm.MatchString(c.owner) {
 		return fault.New(fault.Invalid, "'%.100s' is not an owner: use user or user:group", c.owner)
 	}
-	if c.mode != "" && !modeForm.MatchString(c.mode) {
-		return fault.New(fault.Invalid, "'%.20s' is not a mode: use octal digits", c.mode)
-	}
-	c.owner = withGroup(c.owner)
+	c.owner = strings.TrimSuffix(c.owner, ":") // his own group, which he has anyway
 	var err error
+	if c.mode, err = modeOf(args[3]); err != nil {
+		return err
+	}
 	if c.dest, c.destDir, err = s.absolute(ctx, args[1]); err != nil {
 		return err
 	}
 	return wrapStep(c.perform(ctx, args[0]), "failed to copy '%.200s' to '%.200s'", args[0], args[1])
+}
+
+func modeOf(text string) (*uint32, error) {
+	if text == "" {
+		return nil, nil
+	}
+	mode, err := strconv.ParseUint(text, 8, 16)
+	if err != nil || !modeForm.MatchString(text) {
+		return nil, fault.New(fault.Invalid, "'%.20s' is not a mode: use octal digits", text)
+	}
+	bits := uint32(mode) & 0o7777
+	return &bits, nil
 }
 
 func (c *copying) perform(ctx context.Context, src string) error {
@@ -117,6 +129,10 @@ func (c *copying) perform(ctx context.Context, src string) error {
 		return fault.New(fault.Invalid, "there are no files to copy")
 	}
 	c.from = sourceOf(src, entries)
+	var err error
+	if c.ids, err = c.site.agent.Account(ctx, agentapi.AccountParams{User: c.owner}); err != nil {
+		return err
+	}
 	if err := c.prepare(ctx); err != nil {
 		return err
 	}
@@ -159,20 +175,17 @@ func (c *copying) prepare(ctx context.Context) error {
 		if err != nil && !fault.Is(err, fault.NotFound) {
 			return err
 		}
-		if c.destDir = err == nil && c.isDir(ctx, e); !c.destDir {
+		if c.destDir = err == nil && isDir(e); !c.destDir {
 			dir = path.Dir(c.dest)
 		}
 	}
 	c.known[dir] = true
-	return c.site.root(ctx, nil, makeDir, dir, c.owner)
+	return c.site.makeDir(ctx, dir, c.owner)
 }
 
 // isDir follows a symbolic link, as writing through it would.
-func (c *copying) isDir(ctx context.Context, e agentapi.Entry) bool {
-	if e.Type != agentapi.EntrySymlink {
-		return e.Type == agentapi.EntryDir
-	}
-	return c.site.root(ctx, nil, `[ -d "$1" ]`, c.dest) == nil
+func isDir(e agentapi.Entry) bool {
+	return e.Type == agentapi.EntryDir || e.Link != nil && e.Link.Type == agentapi.EntryDir
 }
 
 // target is where an entry goes; ok tells whether it goes anywhere.
@@ -190,7 +203,7 @@ func (c *copying) target(p packed) (to string, ok bool) {
 	return path.Join(c.dest, rel), ok
 }
 
-// unpack writes one entry. Everything is written as root and given to its owner in the end.
+// unpack writes one entry, for its owner and with root's rights. Links come in the end, when nothing is written through them.
 func (c *copying) unpack(ctx context.Context, p packed, r io.Reader) error {
 	to, ok := c.target(p)
 	if !ok {
@@ -213,11 +226,11 @@ func (c *copying) unpack(ctx context.Context, p packed, r io.Reader) error {
 		}
 		c.hards = append(c.hards, old, to)
 	default:
-		_, err := c.site.agent.Write(ctx, agentapi.WriteParams{Path: to, User: "root", Mode: p.mode}, r)
+		e, err := c.site.agent.Write(ctx, agentapi.WriteParams{Path: to, User: c.owner, Root: true, Mode: c.modeFor(p.mode)}, r)
 		if err != nil {
 			return err
 		}
-		c.files = append(c.files, to)
+		return c.hand(ctx, e)
 	}
 	return nil
 }
@@ -238,55 +251,66 @@ func (c *copying) mkdir(ctx context.Context, dir string, mode uint32) error {
 	if err := c.mkdir(ctx, path.Dir(dir), 0); err != nil {
 		return err
 	}
-	if mode == 0 {
-		mode = 0o755
-	}
-	if _, err := c.site.agent.Mkdir(ctx, agentapi.MkdirParams{Path: dir, User: "root", Mode: mode, Parents: true}); err != nil {
+	e, err := c.site.agent.Mkdir(ctx, agentapi.MkdirParams{Path: dir, User: c.owner, Root: true, Mode: c.modeFor(mode)})
+	if err != nil {
 		return err
 	}
 	c.known[dir] = true
-	c.dirs = append(c.dirs, dir)
-	return nil
+	return c.hand(ctx, e)
 }
 
-// settle makes links and gives everything to its owner.
-func (c *copying) settle(ctx context.Context) error {
-	own := append(append([]string{}, c.files...), c.dirs...)
-	var links []string
-	for i := 1; i < len(c.links); i += 2 {
-		links = append(links, c.links[i])
+// modeFor is the mode that an entry gets; zero leaves it to the agent.
+func (c *copying) modeFor(own uint32) uint32 {
+	if c.mode != nil {
+		return *c.mode
 	}
-	for _, do := range []struct {
-		paths  []string
-		n      int // how many belong together
-		script string
-		args   []string
-	}{
-		{c.hards, 2, `exec xargs -0 -r -n 2 ln -fT --`, nil},
-		{c.links, 2, `exec xargs -0 -r -n 2 ln -sfnT --`, nil},
-		{append(own, links...), 1, `exec xargs -0 -r chown -h -- "$1"`, []string{c.owner}},
-	} {
-		if err := c.each(ctx, do.paths, do.n, do.script, do.args...); err != nil {
+	return own
+}
+
+// hand gives an entry to its owner where it is not his: a file that was there before stays somebody else's.
+func (c *copying) hand(ctx context.Context, e agentapi.Entry) error {
+	mode := e.Mode
+	if c.mode != nil {
+		mode = *c.mode // which may be none at all
+	}
+	if e.UID == c.ids.UID && e.GID == c.ids.GID && e.Mode == mode {
+		return nil
+	}
+	_, err := c.site.agent.Chmod(ctx, agentapi.ChmodParams{
+		Path: e.Path, User: "root", Owner: strconv.Itoa(c.ids.UID), Group: strconv.Itoa(c.ids.GID), Mode: &mode,
+	})
+	return err
+}
+
+// settle makes links.
+func (c *copying) settle(ctx context.Context) error {
+	if len(c.hards) > 0 {
+		if err := c.site.needShell(ctx); err != nil {
 			return err
 		}
 	}
-	if c.mode == "" {
-		return nil
+	if err := c.pairs(ctx, c.hards, `exec xargs -0 -r -n 2 ln -fT --`); err != nil {
+		return err
 	}
-	return c.each(ctx, append(append([]string{}, c.files...), c.dirs...), 1, `exec xargs -0 -r chmod -- "$1"`, c.mode)
+	for i := 0; i+1 < len(c.links); i += 2 {
+		if err := c.site.link(ctx, c.links[i], c.links[i+1], c.owner); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// each gives paths to a command, as many at a time as fit.
-func (c *copying) each(ctx context.Context, paths []string, n int, script string, args ...string) error {
+// pairs gives pairs of paths to a command, as many at a time as fit.
+func (c *copying) pairs(ctx context.Context, paths []string, script string) error {
 	var list bytes.Buffer
 	for i, p := range paths {
 		list.WriteString(p)
 		list.WriteByte(0)
-		full := list.Len() >= chunk && (i+1)%n == 0
+		full := list.Len() >= chunk && i%2 == 1
 		if !full && i < len(paths)-1 {
 			continue
 		}
-		if err := c.site.root(ctx, list.Bytes(), script, args...); err != nil {
+		if err := c.site.root(ctx, list.Bytes(), script); err != nil {
 			return err
 		}
 		list.Reset()

@@ -35,7 +35,7 @@ type domain struct {
 	refuse    map[string]error              // of RemoveTemplate
 	conns     map[string][]net.Conn
 	pulls     []template.PullRequest // that were asked for
-	bare      bool                   // images have no bash
+	shells    []string               // that images have
 	stuck     bool                   // images are never ready
 	failTimes int                    // how often the command "flaky" fails
 
@@ -45,7 +45,7 @@ type domain struct {
 func newDomain() *domain {
 	return &domain{
 		living: map[string]sandbox.Sandbox{}, written: map[string]string{}, users: map[string]bool{"root": true, "user": true},
-		made: map[string]*template.Template{}, refuse: map[string]error{}, conns: map[string][]net.Conn{},
+		made: map[string]*template.Template{}, refuse: map[string]error{}, conns: map[string][]net.Conn{}, shells: []string{"/bin/bash", "/bin/sh"},
 	}
 }
 
@@ -247,19 +247,62 @@ func (a *agent) serve() {
 	case agentapi.OpStat:
 		var p agentapi.PathParams
 		_ = json.Unmarshal(req.Params, &p)
-		if p.Path == "/bin/bash" && !a.d.bare {
-			a.end(agentapi.End{Outcome: agentapi.OutcomeOK, Value: json.RawMessage(`{}`)})
+		if slices.Contains(a.d.shells, p.Path) {
+			a.answer(agentapi.Entry{})
 			return
 		}
-		a.end(agentapi.End{Outcome: agentapi.OutcomeRefused, Fault: &agentapi.Fault{Kind: fault.NotFound, Message: "it does not exist"}})
-	case agentapi.OpMkdir, agentapi.OpSignal:
-		a.end(agentapi.End{Outcome: agentapi.OutcomeOK, Value: json.RawMessage(`{}`)})
+		a.missing()
+	case agentapi.OpRead:
+		var p agentapi.ReadParams
+		_ = json.Unmarshal(req.Params, &p)
+		a.read(p)
+	case agentapi.OpAccount:
+		var p agentapi.AccountParams
+		_ = json.Unmarshal(req.Params, &p)
+		a.account(p)
+	case agentapi.OpMkdir, agentapi.OpChmod:
+		a.answer(agentapi.Entry{})
+	case agentapi.OpSignal, agentapi.OpRemove, agentapi.OpSymlink:
+		a.answer(struct{}{})
 	default:
 		a.end(agentapi.End{Outcome: agentapi.OutcomeRefused, Fault: &agentapi.Fault{Kind: fault.Unsupported, Message: string(req.Op)}})
 	}
 }
 
 func (a *agent) end(e agentapi.End) { _ = agentapi.WriteJSON(a.conn, agentapi.FrameEnd, e) }
+
+func (a *agent) answer(v any) {
+	value, _ := json.Marshal(v)
+	a.end(agentapi.End{Outcome: agentapi.OutcomeOK, Value: value})
+}
+
+func (a *agent) missing() {
+	a.end(agentapi.End{Outcome: agentapi.OutcomeRefused, Fault: &agentapi.Fault{Kind: fault.NotFound, Message: "it does not exist"}})
+}
+
+func (a *agent) read(p agentapi.ReadParams) {
+	a.d.mu.Lock()
+	text, ok := a.d.written[p.Path]
+	a.d.mu.Unlock()
+	if !ok {
+		a.missing()
+		return
+	}
+	_ = agentapi.WriteJSON(a.conn, agentapi.FrameEvent, agentapi.Event{Type: agentapi.EventStarted, Entry: &agentapi.Entry{}})
+	_ = agentapi.WriteFrame(a.conn, agentapi.FrameData, []byte(text))
+	a.answer(struct{}{})
+}
+
+func (a *agent) account(p agentapi.AccountParams) {
+	a.d.mu.Lock()
+	known := p.User == "" || a.d.users[p.User] || strings.Contains(a.d.written["/etc/passwd"], p.User+":")
+	a.d.mu.Unlock()
+	if !known {
+		a.missing()
+		return
+	}
+	a.answer(agentapi.Account{Name: p.User, Environ: map[string]string{"HOME": "/home/user", "PATH": "/usr/bin"}})
+}
 
 func (a *agent) write(p agentapi.WriteParams) {
 	var content bytes.Buffer
@@ -274,9 +317,13 @@ func (a *agent) write(p agentapi.WriteParams) {
 		content.Write(f.Payload)
 	}
 	a.d.mu.Lock()
-	a.d.written[p.Path] = content.String()
+	if p.Append {
+		a.d.written[p.Path] += content.String()
+	} else {
+		a.d.written[p.Path] = content.String()
+	}
 	a.d.mu.Unlock()
-	a.end(agentapi.End{Outcome: agentapi.OutcomeOK, Value: json.RawMessage(`{}`)})
+	a.answer(agentapi.Entry{})
 }
 
 func (a *agent) exec(p agentapi.ExecParams) {
@@ -313,22 +360,8 @@ func (a *agent) do(p agentapi.ExecParams) int {
 	say := func(text string) { _ = agentapi.WriteFrame(a.conn, agentapi.FrameStdout, []byte(text)) }
 	a.d.mu.Lock()
 	defer a.d.mu.Unlock()
-	switch {
-	case p.Argv[0] == "id":
-		if !a.d.users[p.Argv[3]] {
-			return 1
-		}
-		return 0
-	case p.Argv[0] == "env":
-		a.d.mu.Unlock()
-		defer a.d.mu.Lock()
-		say("HOME=/home/user\x00PATH=/usr/bin\x00")
-		return 0
-	case p.Argv[1] == "-c": // a script of our own
-		if strings.Contains(p.Argv[2], "/etc/passwd") {
-			a.d.users[p.Argv[4]] = true
-		}
-		if a.d.stuck && strings.Contains(p.Argv[2], "/usr/bin/sudo") {
+	if p.Argv[1] == "-c" { // a script of our own
+		if a.d.stuck && strings.Contains(p.Argv[2], "/etc/skel") {
 			a.d.mu.Unlock()
 			defer a.d.mu.Lock()
 			_, _ = io.Copy(io.Discard, a.conn)

@@ -25,10 +25,12 @@ const (
 // startTag names the start command among the processes of a build.
 const startTag = "e2b-start"
 
-// lastTouch lets everybody install programs, as in E2B's own templates. Only directories change: files would be copied.
-const lastTouch = `set -e
-mkdir -p /code
-find /usr/local /code -xdev -type d ! -perm -777 -exec chmod 777 {} +`
+// shared are the directories in which everybody may install programs, as in E2B's own templates.
+var shared = []string{"/usr/local", "/code"}
+
+// lastTouch opens what is below them. Only directories change: files would be copied.
+const lastTouch = `command -v find > /dev/null || exit 0
+find "$@" -xdev -type d ! -perm -777 -exec chmod 777 {} +`
 
 // finish starts what the template starts, and makes it a template of the domain.
 func (b *Builder) finish(ctx context.Context, j *job, s *site, inherited *Start) (*result, error) {
@@ -67,7 +69,19 @@ func (s *site) mark(ctx context.Context, j *job) error {
 	if _, err := s.agent.Write(ctx, agentapi.WriteParams{Path: "/.e2b", User: "root", Mode: 0o644}, strings.NewReader(text)); err != nil {
 		return err
 	}
-	return s.root(ctx, nil, lastTouch)
+	open := uint32(0o777)
+	for _, dir := range shared {
+		if err := s.makeDir(ctx, dir, "root"); err != nil {
+			return err
+		}
+		if _, err := s.agent.Chmod(ctx, agentapi.ChmodParams{Path: dir, User: "root", Mode: &open}); err != nil {
+			return err
+		}
+	}
+	if shell, err := s.shellPath(ctx); shell == "" || err != nil {
+		return err
+	}
+	return s.root(ctx, nil, lastTouch, shared...)
 }
 
 // start is what the request wants to be running, or what its base starts; nil: nothing.
@@ -97,6 +111,9 @@ func justWaits(text string) bool { return sleeps.MatchString(text) }
 func (s *site) rehearse(ctx context.Context, start *Start) error {
 	if start == nil {
 		return nil
+	}
+	if err := s.needShell(ctx); err != nil {
+		return err
 	}
 	as := setting{Env: start.Env, User: start.User, Workdir: start.Workdir}
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -132,7 +149,7 @@ type process struct{ stream *agentapi.Stream }
 
 func (s *site) begin(ctx context.Context, text string, as setting) (*process, error) {
 	stream, err := s.b.sandboxes.Exec(ctx, s.who, s.id, agentapi.ExecParams{
-		Argv: []string{"/bin/bash", "-l", "-c", text}, Env: as.Env, Cwd: as.Workdir, User: as.User,
+		Argv: []string{bash, "-l", "-c", text}, Instead: sh, Env: as.Env, Cwd: as.Workdir, User: as.User,
 		Disconnect: agentapi.DisconnectKill, Tag: startTag,
 	})
 	if err != nil {

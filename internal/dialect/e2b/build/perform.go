@@ -224,7 +224,7 @@ func (b *Builder) open(ctx context.Context, j *job, from string, limits template
 	if err != nil {
 		return nil, err
 	}
-	s := &site{b: b, who: j.who, id: sb.ID, limits: sb.Limits, book: j.book, step: stepBase, prefix: "[base]", users: map[string]bool{"root": true}}
+	s := &site{b: b, who: j.who, id: sb.ID, limits: sb.Limits, book: j.book, step: stepBase, prefix: "[base]"}
 	if s.agent, err = b.sandboxes.Agent(ctx, j.who, sb.ID); err != nil {
 		b.kill(j.who, sb.ID)
 		return nil, err

@@ -3,10 +3,10 @@ package build
 import (
 	"context"
 	"errors"
+	"path"
 	"strings"
 	"time"
 
-	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
@@ -21,14 +21,11 @@ const (
 // furnishFor is how long an image may take to be made ready, which is a moment's work, but done by programs of the image.
 const furnishFor = 5 * time.Minute
 
-// furnish gives an image the user that E2B's templates have, and a way for it to become root: programs with the setuid bit do
-// not work in a sandbox, so that an image's own sudo would not.
-const furnish = `set -e
-mkdir -p /home /etc /usr/bin /usr/local
-touch /etc/passwd /etc/group
-` + makeUser + `
-[ -d "/home/$1" ] || { mkdir -p "/home/$1"; chown "$1" "/home/$1"; }
-ln -sfn /run/cove/bin/sudo /usr/bin/sudo`
+// Where sudo is looked for, and where it is.
+const (
+	sudoPath = "/usr/bin/sudo"
+	ourSudo  = "/run/cove/bin/sudo"
+)
 
 // prepare makes what builds expect of a container image, once: the next build from it finds the layer. Layers above it have
 // keys of the image's own digest, so that they hold when this one is made again.
@@ -77,22 +74,29 @@ func (b *Builder) makePrepared(ctx context.Context, j *job, from base, key strin
 	})
 }
 
-// furnish readies an image, where it has what steps are run by.
+// furnish readies an image, which may take its time: some of it is done by programs of the image.
 func (s *site) furnish(ctx context.Context, image string) error {
-	_, err := s.agent.Stat(ctx, agentapi.PathParams{Path: "/bin/bash", User: "root"})
-	if fault.Is(err, fault.NotFound) {
-		return fault.New(fault.Invalid,
-			"image '%.200s' has no /bin/bash, which the steps of a template are run by; start from an image that has it, such as one based on Debian or Ubuntu", image)
-	}
-	if err != nil {
-		return err
-	}
 	late := fault.New(fault.Invalid, "it took longer than %v", furnishFor)
 	ctx, cancel := context.WithTimeoutCause(ctx, furnishFor, late)
 	defer cancel()
-	err = s.root(ctx, nil, furnish, defaultUser, "1000")
+	err := s.equip(ctx)
 	if err != nil && errors.Is(context.Cause(ctx), late) {
 		err = late
 	}
 	return wrapStep(err, "image '%.200s' could not be made ready for builds", strings.TrimSpace(image))
+}
+
+// equip gives an image the user that E2B's templates have, and a way for it to become root: programs with the setuid bit do
+// not work in a sandbox, so that an image's own sudo would not.
+func (s *site) equip(ctx context.Context) error {
+	if err := s.makeUser(ctx, defaultUser, 1000); err != nil {
+		return err
+	}
+	if err := s.makeDir(ctx, path.Dir(defaultWorkdir), "root"); err != nil {
+		return err
+	}
+	if err := s.makeDir(ctx, defaultWorkdir, defaultUser); err != nil { // the image's own user of that name may have another home
+		return err
+	}
+	return s.link(ctx, ourSudo, sudoPath, "root")
 }

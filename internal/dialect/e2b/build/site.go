@@ -1,7 +1,6 @@
 package build
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -29,7 +28,6 @@ type site struct {
 	setting setting
 
 	step, prefix string            // for the log
-	users        map[string]bool   // who is known to exist
 	environ      map[string]string // of the sandbox itself; nil: not asked for yet
 }
 
@@ -44,10 +42,11 @@ func (s *site) explain(ctx context.Context, err error) error {
 
 // command is one process of a build.
 type command struct {
-	argv  []string
-	as    setting
-	stdin []byte
-	loud  bool // its output goes to the log
+	argv    []string
+	instead string // the program where there is no argv[0]
+	as      setting
+	stdin   []byte
+	loud    bool // its output goes to the log
 }
 
 // outcome is how a command ended.
@@ -63,7 +62,7 @@ const keptOutput = 256 << 10
 // run runs a command to its end.
 func (s *site) run(ctx context.Context, c command) (outcome, error) {
 	stream, err := s.b.sandboxes.Exec(ctx, s.who, s.id, agentapi.ExecParams{
-		Argv: c.argv, Env: c.as.Env, Cwd: c.as.Workdir, User: c.as.User, Stdin: c.stdin != nil,
+		Argv: c.argv, Instead: c.instead, Env: c.as.Env, Cwd: c.as.Workdir, User: c.as.User, Stdin: c.stdin != nil,
 		TimeoutMS: maxStepTime.Milliseconds(), Disconnect: agentapi.DisconnectKill,
 	})
 	if err != nil {
@@ -137,10 +136,40 @@ func (o outcome) failure() error {
 	return fault.New(fault.Invalid, "exit status %d", o.end.ExitCode)
 }
 
+// The shells of a sandbox: commands are run by the first, as in E2B's own templates, or by the second where that is all there is.
+const (
+	bash = "/bin/bash"
+	sh   = "/bin/sh"
+)
+
+// shellPath is the shell that commands are run by; empty: an image of programs alone has none.
+func (s *site) shellPath(ctx context.Context) (string, error) {
+	for _, shell := range []string{bash, sh} {
+		e, err := s.agent.Stat(ctx, agentapi.PathParams{Path: shell, User: "root"})
+		switch {
+		case err == nil && (e.Type != agentapi.EntrySymlink || e.Link != nil):
+			return shell, nil
+		case err != nil && !fault.Is(err, fault.NotFound):
+			return "", err
+		}
+	}
+	return "", nil
+}
+
+// needShell refuses what an image without a shell cannot do.
+func (s *site) needShell(ctx context.Context) error {
+	shell, err := s.shellPath(ctx)
+	if err != nil || shell != "" {
+		return err
+	}
+	return fault.New(fault.Invalid, "the image has neither %s nor %s, which commands and hard links need; start from an image that has one of them, "+
+		"such as Debian or Alpine, or do without those", bash, sh)
+}
+
 // root runs one of our own scripts as root, quietly; what it writes to stderr says why it failed.
 func (s *site) root(ctx context.Context, stdin []byte, script string, args ...string) error {
 	out, err := s.run(ctx, command{
-		argv: append([]string{"/bin/bash", "-c", script, "cove"}, args...), as: setting{User: "root", Workdir: "/"}, stdin: stdin,
+		argv: append([]string{sh, "-c", script, "cove"}, args...), instead: bash, as: setting{User: "root", Workdir: "/"}, stdin: stdin,
 	})
 	if err != nil {
 		return err
@@ -154,37 +183,17 @@ func (s *site) root(ctx context.Context, stdin []byte, script string, args ...st
 	return nil
 }
 
-// hasUser tells whether somebody exists in the sandbox.
-func (s *site) hasUser(ctx context.Context, name string) (bool, error) {
-	if name == "" || s.users[name] { // the sandbox's own user
-		return true, nil
-	}
-	if !userForm.MatchString(name) {
-		return false, nil
-	}
-	out, err := s.run(ctx, command{argv: []string{"id", "-u", "--", name}, as: setting{User: "root", Workdir: "/"}})
-	if err != nil {
-		return false, err
-	}
-	s.users[name] = out.failure() == nil
-	return s.users[name], nil
-}
-
 // variables is the environment that the next command will see, as far as it can be known.
 func (s *site) variables(ctx context.Context) (map[string]string, error) {
 	if s.environ == nil {
-		out, err := s.run(ctx, command{argv: []string{"env", "-0"}, as: setting{User: s.setting.User}})
+		who, err := s.agent.Account(ctx, agentapi.AccountParams{User: s.setting.User})
 		if err != nil {
 			return nil, err
 		}
-		s.environ = map[string]string{}
-		for _, pair := range bytes.Split(out.stdout, []byte{0}) {
-			if k, v, ok := strings.Cut(string(pair), "="); ok {
-				s.environ[k] = v
-			}
-		}
+		s.environ = who.Environ
 	}
-	all := maps.Clone(s.environ)
+	all := map[string]string{}
+	maps.Copy(all, s.environ)
 	maps.Copy(all, s.setting.Env)
 	return all, nil
 }

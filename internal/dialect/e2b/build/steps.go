@@ -6,8 +6,10 @@ import (
 	"maps"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 
+	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -48,7 +50,11 @@ func (s *site) doRun(ctx context.Context, args []string) error {
 	if len(args) > 1 && args[1] != "" {
 		as.User = args[1]
 	}
-	return failed(args[0], s.shell(ctx, args[0], as))
+	err := s.needShell(ctx)
+	if err == nil {
+		err = s.shell(ctx, args[0], as)
+	}
+	return failed(args[0], err)
 }
 
 // shell runs a command as somebody whose existence is checked first: of that E2B's clients know the words.
@@ -60,7 +66,7 @@ func (s *site) shell(ctx context.Context, text string, as setting) error {
 	if !known {
 		return fault.New(fault.Invalid, "command failed: unauthenticated: invalid username: '%.80s'", as.User)
 	}
-	out, err := s.run(ctx, command{argv: []string{"/bin/bash", "-l", "-c", text}, as: as, loud: true})
+	out, err := s.run(ctx, command{argv: []string{bash, "-l", "-c", text}, instead: sh, as: as, loud: true})
 	if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Invalid) { // such as a working directory that is gone
 		return fault.Wrap(fault.Invalid, err, "command failed: %s", fault.Message(err))
 	}
@@ -124,11 +130,19 @@ func expand(text string, known map[string]string) string {
 }
 
 // makeDir makes a directory and gives the levels that were not there to somebody.
-const makeDir = `set -e
-dir=$1; owner=$2; new=()
-while [ ! -e "$dir" ] && [ ! -L "$dir" ]; do new+=("$dir"); dir=$(dirname -- "$dir"); done
-mkdir -p -- "$1"
-[ ${#new[@]} -eq 0 ] || chown -- "$owner" "${new[@]}"`
+func (s *site) makeDir(ctx context.Context, dir, owner string) error {
+	_, err := s.agent.Mkdir(ctx, agentapi.MkdirParams{Path: dir, User: owner, Root: true, Parents: true})
+	return err
+}
+
+// link makes a symbolic link in the place of whatever file or link there is.
+func (s *site) link(ctx context.Context, target, at, owner string) error {
+	err := s.agent.Remove(ctx, agentapi.RemoveParams{Path: at, User: "root"})
+	if err != nil && !fault.Is(err, fault.NotFound) {
+		return err
+	}
+	return s.agent.Symlink(ctx, agentapi.SymlinkParams{Path: at, Target: target, User: owner, Root: true})
+}
 
 func (s *site) doWorkdir(ctx context.Context, args []string) error {
 	if len(args) != 1 || args[0] == "" {
@@ -138,16 +152,16 @@ func (s *site) doWorkdir(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := s.root(ctx, nil, makeDir, dir, s.owner()); err != nil {
+	if err := s.makeDir(ctx, dir, s.owner()); err != nil {
 		return wrapStep(err, "failed to make the working directory '%.200s'", dir)
 	}
 	s.setting.Workdir = dir
 	return nil
 }
 
-// wrapStep says what did not work, where it was the caller's doing.
+// wrapStep says what did not work, where it was the caller's doing: what a step asks for is not there, or cannot be.
 func wrapStep(err error, format string, args ...any) error {
-	if !fault.Is(err, fault.Invalid) {
+	if err == nil || !slices.Contains([]fault.Kind{fault.Invalid, fault.NotFound, fault.Denied, fault.Conflict, fault.Exhausted}, fault.KindOf(err)) {
 		return err
 	}
 	what := fault.Message(fault.New(fault.Invalid, format, args...))
@@ -155,15 +169,7 @@ func wrapStep(err error, format string, args ...any) error {
 }
 
 // owner is to whom new files belong.
-func (s *site) owner() string { return withGroup(cmp.Or(s.setting.User, "user")) }
-
-// withGroup adds the user's own group to an owner without one. Only a user with a name has such.
-func withGroup(owner string) string {
-	if strings.Contains(owner, ":") || strings.Trim(owner, "0123456789") == "" {
-		return owner
-	}
-	return owner + ":"
-}
+func (s *site) owner() string { return cmp.Or(s.setting.User, defaultUser) }
 
 // absolute is a path of a step from the root on; dir tells that it can only be a directory.
 func (s *site) absolute(ctx context.Context, text string) (clean string, dir bool, err error) {
@@ -184,23 +190,6 @@ func (s *site) absolute(ctx context.Context, text string) (clean string, dir boo
 	return path.Clean(text), dir, nil
 }
 
-// makeUser makes a user with a group, a home and a shell, if there is none of that name. It does not ask useradd, which not
-// every template has, and which gives up where the host's kernel keeps its audit log to itself.
-const makeUser = `set -e
-has() { cut -d: -f1 "$1" | grep -qxF -- "$2"; }
-add() {
-  has /etc/passwd "$1" && return
-  case $1 in *[!0-9]*) ;; *) return 0;; esac # a number needs no name
-  n=$2
-  while grep -q "^[^:]*:[^:]*:$n:" /etc/passwd /etc/group; do n=$((n+1)); done
-  has /etc/group "$1" || echo "$1:x:$n:" >> /etc/group
-  g=$(while IFS=: read -r name _ id _; do [ "$name" != "$1" ] || echo "$id"; done < /etc/group)
-  echo "$1:x:$n:$g::/home/$1:/bin/bash" >> /etc/passwd
-  echo "$1:*:19000:0:99999:7:::" >> /etc/shadow
-  [ -e "/home/$1" ] || { mkdir -p "/home/$1"; [ ! -d /etc/skel ] || cp -a /etc/skel/. "/home/$1"; chown -R "$n:$g" "/home/$1"; }
-}
-add "$1" "${2:-1001}"`
-
 func (s *site) doUser(ctx context.Context, args []string) error {
 	if len(args) != 1 {
 		return fault.New(fault.Invalid, "USER needs one name")
@@ -209,10 +198,9 @@ func (s *site) doUser(ctx context.Context, args []string) error {
 	if !userForm.MatchString(name) {
 		return fault.New(fault.Invalid, "'%.80s' is not a name for a user", args[0])
 	}
-	if err := s.root(ctx, nil, makeUser, name); err != nil {
+	if err := s.makeUser(ctx, name, 1001); err != nil {
 		return wrapStep(err, "failed to make the user '%s'", name)
 	}
-	s.users[name] = true
 	s.setting.User = name
 	s.environ = nil // another user has another home
 	return nil

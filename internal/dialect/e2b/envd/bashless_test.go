@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
@@ -28,15 +29,17 @@ type lacking struct {
 func (l lacking) Exec(ctx context.Context, p auth.Principal, id string, params agentapi.ExecParams) (*agentapi.Stream, error) {
 	const nowhere = "/bin/there-is-no-such-shell"
 	name := params.Argv[0]
-	for _, lacks := range l.programs {
-		if name != lacks {
-			continue
-		}
+	if slices.Contains(l.programs, name) {
 		params.Argv = append([]string{nowhere}, params.Argv[1:]...)
-		_, err := l.Manager.Exec(ctx, p, id, params)
+	}
+	if slices.Contains(l.programs, params.Instead) {
+		params.Instead = nowhere
+	}
+	stream, err := l.Manager.Exec(ctx, p, id, params)
+	if err != nil {
 		return nil, fault.New(fault.KindOf(err), "%s", strings.ReplaceAll(fault.Message(err), nowhere, name)) // in the agent's words
 	}
-	return l.Manager.Exec(ctx, p, id, params)
+	return stream, nil
 }
 
 func TestCommandsNeedNoBash(t *testing.T) {

@@ -46,7 +46,7 @@ func (s *processes) Start(ctx context.Context, req *connect.Request[envdpb.Start
 	}
 
 	t := target.From(ctx)
-	stream, err := s.exec(ctx, t, &params)
+	stream, err := s.sandboxes.Exec(ctx, t.Who, t.Sandbox.ID, params)
 	if err != nil {
 		return s.notStarted(ctx, err)
 	}
@@ -75,21 +75,6 @@ const (
 	bash = "/bin/bash"
 	sh   = "/bin/sh"
 )
-
-// exec starts a command; where there is no bash, one that an SDK has put into it is put into sh.
-func (s *processes) exec(ctx context.Context, t *target.Target, params *agentapi.ExecParams) (*agentapi.Stream, error) {
-	stream, err := s.sandboxes.Exec(ctx, t.Who, t.Sandbox.ID, *params)
-	if !fault.Is(err, fault.NotFound) || !strings.HasPrefix(fault.Message(err), bash+":") || !wrapped(params.Argv) {
-		return stream, err
-	}
-	instead := *params
-	instead.Argv = append([]string{sh}, params.Argv[1:]...)
-	if stream, again := s.sandboxes.Exec(ctx, t.Who, t.Sandbox.ID, instead); again == nil {
-		*params = instead
-		return stream, nil
-	}
-	return nil, err
-}
 
 // wrapped tells whether an SDK has put a command into a shell, or started one at a terminal, by options that every shell has.
 func wrapped(argv []string) bool {
@@ -130,6 +115,9 @@ func execParams(ctx context.Context, m *envdpb.StartRequest) (agentapi.ExecParam
 	p.TimeoutMS, _ = ctx.Value(lifetimeKey{}).(int64)
 	if p.Argv[0] == "" {
 		return p, fault.New(fault.Invalid, "there is no command to start")
+	}
+	if p.Argv[0] == bash && wrapped(p.Argv) {
+		p.Instead = sh
 	}
 	if m.GetPty() != nil {
 		size := ptySize(m.GetPty())
