@@ -128,7 +128,7 @@ func TestARepeatedCreateFindsWhatTheFirstMade(t *testing.T) {
 	var mu sync.Mutex
 	ids, made := map[string]bool{}, 0
 	together(10, func(int) {
-		status, info := post("once", `{"timeout_seconds": 60}`)
+		status, info := post("once", `{"timeout_seconds": 600}`)
 		mu.Lock()
 		defer mu.Unlock()
 		ids[info.ID] = true
@@ -144,7 +144,7 @@ func TestARepeatedCreateFindsWhatTheFirstMade(t *testing.T) {
 	}
 	s.crash(t)
 	s.start(t)
-	status, info := post("once", `{"timeout_seconds": 60}`)
+	status, info := post("once", `{"timeout_seconds": 600}`)
 	if status != http.StatusOK || !ids[info.ID] {
 		t.Errorf("after a crash: %d %s, it was %v", status, info.ID, ids)
 	}

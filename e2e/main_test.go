@@ -1,7 +1,6 @@
 package e2e_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -130,7 +129,7 @@ type server struct {
 
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when cmd has been waited for
-	said   *bytes.Buffer // stdout and stderr; read after exited
+	said   *lockedBuffer // stdout and stderr
 }
 
 // newServer starts a server on a new data directory; the maker and all it made end with the test.
@@ -170,7 +169,7 @@ func (s *server) readyFile() string { return filepath.Join(s.dir, "ready.json") 
 func (s *server) start(t testing.TB) {
 	t.Helper()
 	_ = os.Remove(s.readyFile()) // a server that was killed left its own
-	s.said = &bytes.Buffer{}
+	s.said = &lockedBuffer{}
 	s.cmd = exec.Command(binary.path, "serve", "--listen", "127.0.0.1:0", "--data-dir", s.dir, "--ready-file", s.readyFile())
 	s.cmd.Env = append(os.Environ(), "ANTHROPIC_API_KEY="+hostSecret, "OPENAI_API_KEY="+hostSecret, "PYTHONPATH=/"+hostSecret, "COVE_SHUTDOWN_GRACE=2s")
 	s.cmd.Env = append(s.cmd.Env, s.env...)

@@ -479,7 +479,7 @@ func TestWhatAKernelHoldsFitsHoweverItIsWritten(t *testing.T) {
 
 func TestUnusedSessionsAreRemovedAfterTheirRetention(t *testing.T) {
 	p := newPlace(t)
-	p.config.Retention, p.config.SweepInterval = 200*time.Millisecond, 20*time.Millisecond
+	p.config.Retention, p.config.SweepInterval = 2*time.Second, 20*time.Millisecond
 	s := p.serve()
 	s.open("old")
 	s.open("lives")

@@ -1281,7 +1281,7 @@ func TestForksOfManyAtOnce(t *testing.T) {
 	before := takeCensus(t)
 	var parents []*box
 	for i := range 6 {
-		p := start(t)
+		p := start(t, func(r *sandbox.StartRequest) { r.Deadline = time.Now().Add(time.Hour) })
 		p.value(fmt.Sprintf("who = %d", i))
 		parents = append(parents, p)
 	}
