@@ -3,6 +3,7 @@ package artifact
 import (
 	"context"
 	"crypto/rand"
+	"encoding/binary"
 	"encoding/hex"
 	"log/slog"
 	"sync"
@@ -144,8 +145,10 @@ func (k *Keeper) Remove(ctx context.Context, tenant, id string) error {
 // Forget drops what is remembered of a session, which costs a second look at most. It belongs after the end of a sandbox.
 func (k *Keeper) Forget(session string) { k.seen.forget(session) }
 
+// newID begins with the time: names that come together lie together in the index, which costs half of writing them all over it.
 func newID() string {
-	var b [12]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return "art_" + hex.EncodeToString(b[:])
+	b := binary.BigEndian.AppendUint64(nil, uint64(time.Now().UnixMilli())<<16)[:6]
+	b = append(b, make([]byte, 10)...)
+	_, _ = rand.Read(b[6:]) // never fails
+	return "art_" + hex.EncodeToString(b)
 }

@@ -60,7 +60,7 @@ func TestCollect(t *testing.T) {
 		if diff := cmp.Diff(want, list, unsteady); diff != "" {
 			t.Fatal(diff)
 		}
-		if !regexp.MustCompile(`^art_[0-9a-f]{24}$`).MatchString(list[0].ID) || list[0].Created.Before(before) || list[0].Created.After(time.Now()) {
+		if !regexp.MustCompile(`^art_[0-9a-f]{32}$`).MatchString(list[0].ID) || list[0].Created.Before(before) || list[0].Created.After(time.Now()) {
 			t.Errorf("id %q, created %v", list[0].ID, list[0].Created)
 		}
 		got, err := w.Get(t.Context(), tenant, list[0].ID)

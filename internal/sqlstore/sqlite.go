@@ -22,7 +22,10 @@ const readers = 4
 //
 // The writer itself carries the log into the database, which does force the disk, only when the log has grown to
 // 64 MiB: until then checkpoints does it, so that no create waits for the disk.
-const writePragmas = "&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)&_pragma=wal_autocheckpoint(16384)&_txlock=immediate"
+//
+// What a large transaction changes is held in memory until it is committed, and what one of its statements could undo, too: both
+// would otherwise be written to files in the middle of it.
+const writePragmas = "&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)&_pragma=wal_autocheckpoint(16384)&_pragma=cache_size(-8192)&_pragma=temp_store(MEMORY)&_txlock=immediate"
 
 // checkpointEvery is how many commits a log holds before it is carried into the database.
 const checkpointEvery = 256
