@@ -37,7 +37,7 @@ func TestArtifactsBench(t *testing.T) {
 	d := s.dataSession(t, "ingest", client.SessionRequest{Storage: "disk", Limits: &client.Limits{MemoryBytes: 1 << 30, DiskBytes: 5 << 30}})
 	d.prints("print(1)")
 	figures := map[string]ingestFigures{
-		"1000 files of 4 KiB": s.ingest(t, d, 1000, 4<<10, 5),
+		"1000 files of 4 KiB": s.ingest(t, d, 1000, 4<<10, 20),
 		"one file of 1 GiB":   s.ingest(t, d, 1, 1<<30, 2),
 	}
 	text, err := json.MarshalIndent(figures, "", " ")
