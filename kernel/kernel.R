@@ -122,6 +122,7 @@ local({
 
   describe <- function(e, calls) {
     value <- paste(conditionMessage(e), collapse = "\n")
+    value <- iconv(value, "UTF-8", "UTF-8", sub = "?") # bytes that are no text can neither be cut nor told
     if (nchar(value, "bytes") > 2^20) value <- substr(value, 1, 10000)
     call <- callOf(e)
     first <- if (is.null(call)) paste0("Error: ", value) else paste0("Error in ", line(call), " : ", value)
@@ -159,7 +160,9 @@ local({
         abort = function() fail("error", c("abort", "the cell went to the top level", "Error: the cell went to the top level"))
       ),
       interrupt = function(e) fail("interrupted", c("KeyboardInterrupt", "the cell was interrupted", "KeyboardInterrupt: the cell was interrupted")),
-      error = function(e) fail("error", describe(e, calls))
+      error = function(e) fail("error", tryCatch(describe(e, calls), error = function(again) {
+        c(class(e)[1], "an error that cannot be described", "Error: it cannot be described")
+      }))
     )
     tryCatch(showPages(), error = function(e) cat("kernel: a plot is not shown: ", conditionMessage(e), "\n", file = stderr(), sep = ""))
     if (!is.null(failure)) tellError(failure)

@@ -117,8 +117,12 @@ class Kernel {
     }
 
     private static void send(Map<String, Object> event) {
-        System.out.flush();
-        System.err.flush();
+        try {
+            System.out.flush();
+            System.err.flush();
+        } catch (RuntimeException e) {
+            // of streams that the cell has put there
+        }
         byte[] payload = Json.bytes(event);
         if (payload.length > MAX_EVENT) {
             payload = Json.bytes(shortened(event, payload.length));
@@ -359,6 +363,7 @@ class Kernel {
         }
         Map<String, String> variables = new HashMap<>();
         Map<String, String> properties = new HashMap<>();
+        wanted.keySet().removeIf(name -> name.isEmpty() || name.contains("=") || (name + wanted.get(name)).indexOf(0) >= 0); // no process can have them
         wanted.forEach((name, value) -> {
             variables.put(name, System.getenv(name));
             properties.put(name, System.getProperty(name));
@@ -366,7 +371,7 @@ class Kernel {
             System.setProperty(name, value);
         });
         String cwd = (String) request.get("cwd");
-        if (cwd != null && !cwd.isEmpty() && !Path.of(cwd).equals(Path.of("").toAbsolutePath())) {
+        if (cwd != null && !cwd.isEmpty() && cwd.indexOf(0) < 0 && !Path.of(cwd).equals(Path.of("").toAbsolutePath())) {
             System.err.println("kernel: Java cannot leave the directory it was started in, " + Path.of("").toAbsolutePath());
         }
         return () -> {

@@ -454,7 +454,11 @@ func (a *Agent) chmod(params agentapi.ChmodParams) (e agentapi.Entry, err error)
 		}
 	}
 	err = a.on(doer{user: params.User}, params.Path, func(u user, p string) error {
-		fd, err := open(atFDCWD, p, oPath, 0)
+		flags := oPath
+		if params.NoFollow {
+			flags |= syscall.O_NOFOLLOW
+		}
+		fd, err := open(atFDCWD, p, flags, 0)
 		if err != nil {
 			return err
 		}
@@ -462,12 +466,15 @@ func (a *Agent) chmod(params agentapi.ChmodParams) (e agentapi.Entry, err error)
 		if onProc(fd) {
 			return syscall.EACCES
 		}
+		if e, err = entryOf(fd, p, loadNames()); err != nil {
+			return err
+		}
 		if uid >= 0 || gid >= 0 {
 			if err := chownFD(fd, uid, gid); err != nil {
 				return err
 			}
 		}
-		if params.Mode != nil {
+		if params.Mode != nil && e.Type != agentapi.EntrySymlink {
 			if err := syscall.Chmod(fdPath(fd), *params.Mode&0o7777); err != nil {
 				return err
 			}

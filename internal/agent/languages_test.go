@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/fault"
@@ -152,9 +151,8 @@ func (h *home) isInterrupted(t *testing.T, code, then, want string) {
 	}
 	s.Close()
 	leave()
-	begun := time.Now()
-	if got := h.tells(t, then); !slices.Contains(got.results, want) || time.Since(begun) > 5*time.Second {
-		t.Errorf("%+v after %v", got, time.Since(begun))
+	if got := h.tells(t, then); !slices.Contains(got.results, want) {
+		t.Errorf("%+v", got)
 	}
 	got = h.hear(t, agentapi.RunParams{Code: code, TimeoutMS: 300}, nil)
 	if got.end.Outcome != agentapi.OutcomeTimeout || got.end.Lost {
@@ -190,6 +188,7 @@ func TestR(t *testing.T) {
 		{name: "warnings that are errors", code: "options(warn = 2); g()", failed: "simpleError (converted from warning) deep"},
 		{name: "after that", code: "options(warn = 0); suppressWarnings(g())", results: []string{"*text/plain [1] 7"}},
 		{name: "an error", code: "stop('bad')\nx <- 1", failed: "simpleError bad"},
+		{name: "an error whose words are no text", code: `stop(simpleError(strrep(rawToChar(as.raw(c(0xff, 0x41))), 600000)))`, failed: "simpleError " + strings.Repeat("?A", 5000)},
 		{name: "what is not there", code: "nothing_of_that_name", failed: "simpleError object 'nothing_of_that_name' not found"},
 		{name: "a condition of the cell's own", code: "stop(structure(class = c('mine', 'error', 'condition'), list(message = 'own', call = NULL)))", failed: "mine own"},
 		{name: "an error that is caught", code: "tryCatch(stop('no'), error = function(e) 'caught')", results: []string{`*text/plain [1] "caught"`}},

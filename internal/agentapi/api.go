@@ -515,6 +515,8 @@ type ChmodParams struct {
 	Mode  *uint32 `json:"mode,omitempty"`
 	Owner string  `json:"owner,omitempty"`
 	Group string  `json:"group,omitempty"`
+	// NoFollow changes a symbolic link itself, which has no mode.
+	NoFollow bool `json:"no_follow,omitempty"`
 }
 
 // WatchParams watch a directory.

@@ -189,18 +189,16 @@ func (h *haul) end(ctx context.Context) {
 	h.book.close()
 }
 
-const undoFor = 30 * time.Second
+const undoFor = 30 * time.Second // for as many files as one collection has
 
-// undo removes what was placed for nothing, and only then gives its room back: otherwise one who has every collection fail
-// has more than any quota allows until the store is swept.
+// undo removes what was placed for nothing, and then gives its room back: otherwise one who has every collection fail has more
+// than any quota allows until the store is swept. Only what cannot be removed now is left to that.
 func (h *haul) undo(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoFor)
 	defer cancel()
-	for i, fresh := range h.placing.fresh {
-		if !fresh {
-			continue
-		}
-		if _, err := h.k.reap(ctx, h.refs[i]); err != nil {
+	// Also what was there before: it may be what another has placed, who failed first and left it to us.
+	for _, ref := range h.refs {
+		if _, err := h.k.reap(ctx, ref); err != nil {
 			h.k.cfg.Log.Warn("what a collection that failed has placed is not removed yet", "tenant", h.tenant, "error", err)
 			break // the sweeper finds it
 		}

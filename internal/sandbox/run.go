@@ -101,6 +101,13 @@ func checkRun(params agentapi.RunParams) error {
 		return fault.New(fault.Invalid, "the code has %d bytes; at most %d are allowed", len(params.Code), MaxCode)
 	case params.TimeoutMS < 0:
 		return fault.New(fault.Invalid, "a timeout cannot be negative")
+	case strings.ContainsRune(params.Cwd, 0):
+		return fault.New(fault.Invalid, "%.60q is not a directory", params.Cwd)
+	}
+	for name, value := range params.Env { // whatever no process can have
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
+			return fault.New(fault.Invalid, "%.60q is not a name for an environment variable, or its value is not text", name)
+		}
 	}
 	if err := checkDisconnect(params.Disconnect); err != nil {
 		return err

@@ -115,8 +115,21 @@ class Java(unittest.TestCase):
 
     def test_an_interrupt_of_nothing_changes_nothing(self):
         self.kernel.interrupt()
-        time.sleep(0.5)  # a thread of Java's own hears it, some time later
+        time.sleep(2)  # a thread of Java's own hears it, some time later
         self.assertEqual(self.kernel.value("Thread.sleep(200); 1"), "1")
+
+    def test_an_environment_that_no_process_can_have_is_left_out(self):
+        self.kernel.value("int held = 5; held")
+        for env in ({"A=B": "1"}, {"A": "a\0b"}, {"": "1"}):
+            self.kernel.send(dict(id="1", code="held", env=env))
+            self.assertEqual(outcome(self.kernel.finish()), "ok", env)
+        self.kernel.send(dict(id="1", code="held", cwd="/a\0b"))
+        self.assertEqual(outcome(self.kernel.finish()), "ok")
+
+    def test_a_stream_that_fails_is_the_cells_own_trouble(self):
+        kernel = self.own()
+        kernel.run("System.setOut(new java.io.PrintStream(System.out) { public void flush() { throw new RuntimeException(); } });")
+        self.assertEqual(outcome(kernel.run("int still = 1;")), "ok")  # it has not ended
 
     def test_large_values_are_replaced_by_a_note(self):
         self.assertEqual(len(self.kernel.value('"%".repeat(2 << 20)')), (2 << 20) + 2)

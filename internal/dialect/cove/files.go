@@ -142,7 +142,7 @@ func (a *API) chmod(c *call) error {
 		return err
 	}
 	return a.entry(c, func(agent *agentapi.Client) (agentapi.Entry, error) {
-		return agent.Chmod(c.ctx(), agentapi.ChmodParams(req))
+		return agent.Chmod(c.ctx(), agentapi.ChmodParams{Path: req.Path, User: req.User, Mode: req.Mode, Owner: req.Owner, Group: req.Group})
 	})
 }
 

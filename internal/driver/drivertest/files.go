@@ -274,6 +274,14 @@ var files = []claim{
 		if err != nil || e.Mode != mode {
 			t.Errorf("%+v, %v", e, err)
 		}
+		s.exec(t, sh("ln -s perm ~/to-perm"))
+		other := uint32(0o777)
+		if e, err = s.Chmod(t.Context(), agentapi.ChmodParams{Path: "to-perm", Mode: &other, NoFollow: true}); err != nil || e.Type != agentapi.EntrySymlink {
+			t.Errorf("of a link itself: %+v, %v", e, err)
+		}
+		if e, err = s.Stat(t.Context(), agentapi.PathParams{Path: "perm"}); err != nil || e.Mode != mode {
+			t.Errorf("behind a link that is not followed: %+v, %v", e, err)
+		}
 		_, err = s.Chmod(t.Context(), agentapi.ChmodParams{Path: "perm", Owner: "no-such-user"})
 		expectKind(t, err, fault.NotFound)
 	}},

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -21,6 +20,9 @@ const (
 
 // maxAccounts bounds what is read of such a file; the agent reads no more of them either.
 const maxAccounts = 4 << 20
+
+// maxID is the last number that somebody in a sandbox can have.
+const maxID = 65535
 
 // skeleton gives a new home what shells look for there.
 const skeleton = `[ ! -d /etc/skel ] || { cp -a /etc/skel/. "$1" && chown -R "$2" "$1"; }`
@@ -44,20 +46,23 @@ func (s *site) hasUser(ctx context.Context, name string) (bool, error) {
 // every template has, and which gives up where the host's kernel keeps its audit log to itself. The ids are the first free
 // ones from id on.
 func (s *site) makeUser(ctx context.Context, name string, id int) error {
-	users, err := s.accounts(ctx, passwdFile)
-	if err != nil || users.named(name) != nil || strings.Trim(name, "0123456789") == "" { // a number needs no name
+	users, err := s.accounts(ctx, passwdFile, name)
+	if err != nil || users.named || strings.Trim(name, "0123456789") == "" { // a number needs no name
 		return err
 	}
-	groups, err := s.accounts(ctx, groupFile)
+	groups, err := s.accounts(ctx, groupFile, name)
 	if err != nil {
 		return err
 	}
-	for users.taken(id) || groups.taken(id) {
+	for users.taken[id] || groups.taken[id] {
 		id++
 	}
+	if id > maxID {
+		return fault.New(fault.Invalid, "all numbers of users are taken in the image")
+	}
 	gid := strconv.Itoa(id)
-	if group := groups.named(name); group != nil {
-		gid = group[2]
+	if groups.named {
+		gid = groups.id
 	} else if err := s.enter(ctx, groupFile, fmt.Sprintf("%s:x:%s:", name, gid)); err != nil {
 		return err
 	}
@@ -93,29 +98,30 @@ func (s *site) makeHome(ctx context.Context, name, home, ids string) error {
 	return s.root(ctx, nil, skeleton, home, ids)
 }
 
-// accounts are the lines of /etc/passwd or /etc/group, by fields.
-type accounts [][]string
+// accounts is what matters of /etc/passwd or /etc/group: the image's own text, of which there may be much.
+type accounts struct {
+	named bool
+	id    string // of the one that is named
+	taken map[int]bool
+}
 
-// accounts reads such a file; one that is not there is empty.
-func (s *site) accounts(ctx context.Context, path string) (all accounts, err error) {
+// accounts reads such a file, and looks for somebody in it; one that is not there is empty.
+func (s *site) accounts(ctx context.Context, path, name string) (a accounts, err error) {
+	a.taken = map[int]bool{}
 	text, err := s.text(ctx, path)
 	for line := range strings.Lines(text) {
-		if fields := strings.Split(strings.TrimSpace(line), ":"); len(fields) > 2 {
-			all = append(all, fields)
+		fields := strings.SplitN(strings.TrimSpace(line), ":", 4)
+		if len(fields) < 3 {
+			continue
+		}
+		if id, err := strconv.Atoi(fields[2]); err == nil && id >= 0 && id <= maxID {
+			a.taken[id] = true
+		}
+		if fields[0] == name && !a.named {
+			a.named, a.id = true, fields[2]
 		}
 	}
-	return all, err
-}
-
-func (a accounts) named(name string) []string {
-	if i := slices.IndexFunc(a, func(f []string) bool { return f[0] == name }); i >= 0 {
-		return a[i]
-	}
-	return nil
-}
-
-func (a accounts) taken(id int) bool {
-	return slices.ContainsFunc(a, func(f []string) bool { return f[2] == strconv.Itoa(id) })
+	return a, err
 }
 
 // enter adds a line to such a file.
@@ -132,7 +138,7 @@ func (s *site) enter(ctx context.Context, path, line string) error {
 }
 
 func (s *site) text(ctx context.Context, path string) (string, error) {
-	_, r, err := s.agent.Read(ctx, agentapi.ReadParams{Path: path, User: "root", Length: maxAccounts})
+	_, r, err := s.agent.Read(ctx, agentapi.ReadParams{Path: path, User: "root", Length: maxAccounts + 1})
 	if fault.Is(err, fault.NotFound) {
 		return "", nil
 	}
@@ -140,6 +146,9 @@ func (s *site) text(ctx context.Context, path string) (string, error) {
 		return "", err
 	}
 	defer r.Close()
-	text, err := io.ReadAll(r)
+	text, err := io.ReadAll(io.LimitReader(r, maxAccounts+1)) // the agent may have been taken over
+	if err == nil && len(text) > maxAccounts {
+		err = fault.New(fault.Invalid, "%s of the image has more than %d bytes", path, maxAccounts)
+	}
 	return string(text), err
 }

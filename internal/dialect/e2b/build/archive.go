@@ -16,6 +16,7 @@ import (
 const (
 	maxEntries  = 200_000
 	maxUnpacked = 16 << 30
+	maxNames    = 64 << 20 // bytes of all names and targets together, which are held in memory
 	maxPath     = 4096
 )
 
@@ -46,6 +47,7 @@ func walkArchive(r io.Reader, each func(packed, io.Reader) error) error {
 	}
 	left := &bounded{r: r, left: maxUnpacked}
 	t := tar.NewReader(left)
+	names := 0
 	for n := 0; ; n++ {
 		h, err := t.Next()
 		switch {
@@ -63,6 +65,9 @@ func walkArchive(r io.Reader, each func(packed, io.Reader) error) error {
 		p, err := readHeader(h)
 		if err != nil {
 			return err
+		}
+		if names += len(p.path) + len(p.link); names > maxNames {
+			return fault.New(fault.Invalid, "the names of the uploaded files have more than %d bytes", maxNames)
 		}
 		if err := each(p, &content{t}); err != nil {
 			return err

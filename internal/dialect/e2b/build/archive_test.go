@@ -3,6 +3,7 @@ package build_test
 import (
 	"archive/tar"
 	"bytes"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
@@ -36,6 +37,17 @@ func TestAnArchiveIsReadAsItIs(t *testing.T) {
 	}
 }
 
+// manyNames is an archive of links whose names and targets are long.
+func manyNames(t *testing.T) []byte {
+	t.Helper()
+	long := strings.Repeat("l", build.MaxPath-10)
+	headers := make([]tar.Header, 9000)
+	for i := range headers {
+		headers[i] = tar.Header{Name: fmt.Sprintf("%s%06d", long, i), Typeflag: tar.TypeSymlink, Linkname: long}
+	}
+	return archive(t, headers...)
+}
+
 func TestBadArchivesAreRefused(t *testing.T) {
 	whole := archive(t, tar.Header{Name: "a", Typeflag: tar.TypeReg})
 	for name, content := range map[string][]byte{
@@ -47,6 +59,7 @@ func TestBadArchivesAreRefused(t *testing.T) {
 		"a link to outside":       archive(t, tar.Header{Name: "a", Typeflag: tar.TypeLink, Linkname: "../../etc/shadow"}),
 		"a device":                archive(t, tar.Header{Name: "a", Typeflag: tar.TypeBlock, Devmajor: 8}),
 		"a pipe":                  archive(t, tar.Header{Name: "a", Typeflag: tar.TypeFifo}),
+		"names without an end":    manyNames(t),
 		"a path without an end":   archive(t, tar.Header{Name: strings.Repeat("a/", build.MaxPath) + "b", Typeflag: tar.TypeReg}),
 	} {
 		if got, err := walk(bytes.NewReader(content)); !fault.Is(err, fault.Invalid) {

@@ -2,6 +2,7 @@ package build_test
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"net/http"
 	"slices"
@@ -149,6 +150,32 @@ func TestAUserIsMadeWithWhatTheImageHas(t *testing.T) {
 				delete(w.written, "/.e2b")
 				if diff := cmp.Diff(c.after, w.written); diff != "" {
 					t.Error(diff)
+				}
+			})
+		})
+	}
+}
+
+// TestAnImageFullOfUsers has files that name everybody there can be, in as many lines as are read.
+func TestAnImageFullOfUsers(t *testing.T) {
+	var all strings.Builder
+	for i := 0; all.Len() < 4<<20-100; i++ {
+		fmt.Fprintf(&all, "::%d\n", 1000+i)
+	}
+	for name, text := range map[string]string{
+		"all numbers of users are taken": all.String(), "has more than 4194304 bytes": all.String() + strings.Repeat(":", 200),
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(t *testing.T, w *world) {
+				w.written["/etc/passwd"] = text
+				begun := time.Now()
+				id, b := w.begin("x", js{"fromImage": "debian:13"})
+				w.settle(id, b)
+				if status, reason, _ := w.status(id, b); status != "error" || !strings.Contains(fmt.Sprint(reason), name) {
+					t.Error(status, reason)
+				}
+				if took := time.Since(begun); took > 20*time.Second {
+					t.Errorf("it took %v", took)
 				}
 			})
 		})

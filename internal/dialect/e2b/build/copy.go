@@ -209,6 +209,9 @@ func (c *copying) unpack(ctx context.Context, p packed, r io.Reader) error {
 	if !ok {
 		return nil
 	}
+	if len(to) > maxPath {
+		return fault.New(fault.Invalid, "the path '%.100s…' is too long", to)
+	}
 	c.unpacked[p.path] = to
 	if p.kind == tar.TypeDir {
 		return c.mkdir(ctx, to, p.mode)
@@ -267,7 +270,8 @@ func (c *copying) modeFor(own uint32) uint32 {
 	return own
 }
 
-// hand gives an entry to its owner where it is not his: a file that was there before stays somebody else's.
+// hand gives an entry to its owner where it is not his: a file that was there before stays somebody else's. So does what a link
+// in its place leads to.
 func (c *copying) hand(ctx context.Context, e agentapi.Entry) error {
 	mode := e.Mode
 	if c.mode != nil {
@@ -277,7 +281,7 @@ func (c *copying) hand(ctx context.Context, e agentapi.Entry) error {
 		return nil
 	}
 	_, err := c.site.agent.Chmod(ctx, agentapi.ChmodParams{
-		Path: e.Path, User: "root", Owner: strconv.Itoa(c.ids.UID), Group: strconv.Itoa(c.ids.GID), Mode: &mode,
+		Path: e.Path, User: "root", Owner: strconv.Itoa(c.ids.UID), Group: strconv.Itoa(c.ids.GID), Mode: &mode, NoFollow: true,
 	})
 	return err
 }

@@ -61,7 +61,9 @@ func DecodeStart(w http.ResponseWriter, r *http.Request) error {
 }
 
 // Expand puts variables into a text.
-func Expand(text string, known map[string]string) string { return expand(text, known) }
+func Expand(text string, known map[string]string, most int) (string, bool) {
+	return expand(text, known, most)
+}
 
 // KeptBooks is of how many builds the whole log stays in memory.
 const KeptBooks = keptBooks

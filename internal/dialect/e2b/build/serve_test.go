@@ -52,8 +52,14 @@ func TestVariablesAreExpanded(t *testing.T) {
 	for text, want := range map[string]string{
 		"": "", "x": "x", "$A": "1", "${A}b": "1b", "$A$LONG_NAME": "12", "$NONE|": "|", `\$A`: "$A", "$": "$", "${": "${", "$1": "$1", "a$Ab": "a",
 	} {
-		if got := build.Expand(text, known); got != want {
+		if got, whole := build.Expand(text, known, 10); got != want || !whole {
 			t.Errorf("%q becomes %q, not %q", text, got, want)
+		}
+	}
+	known["A"] = strings.Repeat("a", 1<<15)
+	for text, most := range map[string]int{strings.Repeat("$A", 1<<20): 1 << 15, "$A": 1<<15 - 1, "${A}b": 1 << 15, "abc": 2} {
+		if got, whole := build.Expand(text, known, most); whole {
+			t.Errorf("%.10q… becomes %d bytes, at most %d are to be", text, len(got), most)
 		}
 	}
 }

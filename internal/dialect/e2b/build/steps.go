@@ -100,18 +100,23 @@ func (s *site) doEnv(ctx context.Context, args []string) error {
 	if next == nil {
 		next = map[string]string{}
 	}
-	for i := 0; i < len(args); i += 2 {
-		if !nameForm.MatchString(args[i]) {
-			return fault.New(fault.Invalid, "%.60q is not a name for an environment variable", args[i])
-		}
-		next[args[i]] = expand(args[i+1], known)
-	}
 	size := 0
 	for k, v := range next {
 		size += len(k) + len(v)
 	}
-	if len(next) > maxEnv || size > maxEnvBytes {
-		return fault.New(fault.Invalid, "the template sets more than %d variables or %d bytes of them", maxEnv, maxEnvBytes)
+	for i := 0; i < len(args); i += 2 {
+		if !nameForm.MatchString(args[i]) {
+			return fault.New(fault.Invalid, "%.60q is not a name for an environment variable", args[i])
+		}
+		value, whole := expand(args[i+1], known, maxEnvBytes)
+		if old, again := next[args[i]]; again {
+			size -= len(args[i]) + len(old)
+		}
+		next[args[i]] = value
+		size += len(args[i]) + len(value)
+		if !whole || len(next) > maxEnv || size > maxEnvBytes {
+			return fault.New(fault.Invalid, "the template sets more than %d variables or %d bytes of them", maxEnv, maxEnvBytes)
+		}
 	}
 	s.setting.Env = next
 	return nil
@@ -119,14 +124,25 @@ func (s *site) doEnv(ctx context.Context, args []string) error {
 
 var variable = regexp.MustCompile(`\\\$|\$\{[A-Za-z_][A-Za-z0-9_]*\}|\$[A-Za-z_][A-Za-z0-9_]*`)
 
-// expand puts variables into a text, as a Dockerfile does: $NAME and ${NAME}, and \$ for a dollar sign.
-func expand(text string, known map[string]string) string {
-	return variable.ReplaceAllStringFunc(text, func(found string) string {
-		if found == `\$` {
-			return "$"
+// expand puts variables into a text, as a Dockerfile does: $NAME and ${NAME}, and \$ for a dollar sign. It stops where there are
+// more bytes than most: two of a text may stand for very many.
+func expand(text string, known map[string]string, most int) (out string, whole bool) {
+	var b strings.Builder
+	for b.Len() <= most {
+		found := variable.FindStringIndex(text)
+		if found == nil {
+			b.WriteString(text)
+			return b.String(), b.Len() <= most
 		}
-		return known[strings.Trim(found, "${}")]
-	})
+		b.WriteString(text[:found[0]])
+		if name := text[found[0]:found[1]]; name == `\$` {
+			b.WriteByte('$')
+		} else {
+			b.WriteString(known[strings.Trim(name, "${}")])
+		}
+		text = text[found[1]:]
+	}
+	return "", false
 }
 
 // makeDir makes a directory and gives the levels that were not there to somebody.
@@ -173,16 +189,18 @@ func (s *site) owner() string { return cmp.Or(s.setting.User, defaultUser) }
 
 // absolute is a path of a step from the root on; dir tells that it can only be a directory.
 func (s *site) absolute(ctx context.Context, text string) (clean string, dir bool, err error) {
+	expanded, whole := text, len(text) <= maxPath
 	if strings.Contains(text, "$") {
 		known, err := s.variables(ctx)
 		if err != nil {
 			return "", false, err
 		}
-		text = expand(text, known)
+		expanded, whole = expand(text, known, maxPath)
 	}
-	if len(text) > maxPath {
+	if !whole {
 		return "", false, fault.New(fault.Invalid, "the path '%.100s…' is too long", text)
 	}
+	text = expanded
 	dir = text == "." || strings.HasSuffix(text, "/") || strings.HasSuffix(text, "/.")
 	if !path.IsAbs(text) {
 		text = path.Join(cmp.Or(s.setting.Workdir, "/"), text)

@@ -72,9 +72,8 @@ func TestR(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	w.begin(t, ctx, object{"code": "cat('go\\n'); repeat {}", "language": "r"})
 	leave()
-	begun := time.Now()
-	if e := w.run(t, object{"code": "length(kept)", "language": "r"}); e.text() != "[1] 2" || time.Since(begun) > 5*time.Second {
-		t.Errorf("%+v after %v", e, time.Since(begun))
+	if e := w.run(t, object{"code": "length(kept)", "language": "r"}); e.text() != "[1] 2" {
+		t.Errorf("%+v", e)
 	}
 	if e := w.run(t, object{"code": "quit()", "language": "r"}); e.err["name"] != "ContextRestarting" || !strings.Contains(e.err["value"].(string), "status 0") {
 		t.Errorf("%+v", e)
@@ -95,9 +94,8 @@ func TestJava(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	w.begin(t, ctx, object{"code": "System.out.println(1); while (true) {}", "language": "java"})
 	leave()
-	begun := time.Now()
-	if e := w.run(t, object{"code": "kept", "language": "java"}); e.text() != "2" || time.Since(begun) > 5*time.Second {
-		t.Errorf("%+v after %v", e, time.Since(begun))
+	if e := w.run(t, object{"code": "kept", "language": "java"}); e.text() != "2" {
+		t.Errorf("%+v", e)
 	}
 }
 

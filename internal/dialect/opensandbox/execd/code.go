@@ -110,7 +110,7 @@ func (h *Handler) run(ctx context.Context, c *call, in *codeContext, name, code 
 	return func(yield func(agentapi.Event, error) bool) {
 		for e, err := range events {
 			if err == nil && e.Type == agentapi.EventStarted && c.room.begin(in) {
-				err = h.interruptKernel(ctx, c, name)
+				_ = h.interruptKernel(ctx, c, name) // a cell that cannot be interrupted goes on, and tells so itself
 			}
 			if !yield(e, err) {
 				return

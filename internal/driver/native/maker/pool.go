@@ -462,7 +462,9 @@ func (p *pool) startNext() {
 		defer p.mu.Unlock()
 		if p.zygoteErr = err; err != nil {
 			p.failed = time.Now()
-			p.m.log.Warn("zygote did not start", "template", p.template.Name, "tenant", p.key.tenant) // whoever needs it is told why
+			if p.ctx.Err() == nil { // why is for whoever needs one: the words of a template are not for the log
+				p.m.log.Warn("zygote did not start", "template", p.template.Name, "tenant", p.key.tenant)
+			}
 		} else {
 			p.zygotes = append(p.zygotes, z)
 			p.m.log.Info("zygote ready", "template", p.template.Name, "tenant", p.key.tenant, "pid", z.pid, "seconds", z.ready.Seconds, "rss_kb", z.ready.RSSKB)
