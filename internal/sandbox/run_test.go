@@ -128,6 +128,7 @@ func TestRun(t *testing.T) {
 			id := w.create(sandbox.Spec{}).ID
 			for _, p := range []agentapi.RunParams{
 				{Code: strings.Repeat("x", sandbox.MaxCode+1)}, {Kernel: "../x"}, {Kernel: strings.Repeat("k", 65)}, {TimeoutMS: -1}, {Disconnect: "maybe"},
+				{Env: map[string]string{"": "x"}}, {Env: map[string]string{"A=B": "x"}}, {Env: map[string]string{"A": "x\x00"}}, {Cwd: "/a\x00b"},
 			} {
 				_, err := w.run(id, p)
 				wantKind(t, err, fault.Invalid)

@@ -164,6 +164,15 @@ func TestJournal(t *testing.T) {
 	}
 }
 
+func TestStopWantsToKnowWhich(t *testing.T) {
+	t.Chdir(t.TempDir()) // where no maker runs
+	for _, args := range [][]string{{"stop"}, {}} {
+		if err := maker.Main(args, nil, nil); err == nil || !strings.Contains(err.Error(), "--data-dir is needed") {
+			t.Errorf("%v: %v", args, err)
+		}
+	}
+}
+
 func TestUnescape(t *testing.T) {
 	if got := maker.Unescape(`/a\040b\134c`); got != `/a b\c` {
 		t.Errorf("got %q", got)
