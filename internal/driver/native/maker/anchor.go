@@ -275,15 +275,11 @@ func (z *zygote) hand(word []byte, files []*os.File) error {
 	if err := z.anchors.SetWriteDeadline(time.Now().Add(zygotePatience)); err != nil {
 		return err
 	}
-	var sent error
-	err := wire.Hold(files, func(fds []int) error {
-		_, _, sent = z.anchors.WriteMsgUnix(word, unix.UnixRights(fds...), nil)
-		return sent
-	})
-	if sent != nil {
+	err := wire.SendBytes(z.anchors, word, files...)
+	if err != nil && !errors.Is(err, wire.ErrNotHeld) { // that would be a branch that was ended while it was made
 		z.stop() // full of what nobody took
 	}
-	return err // of descriptors that are closed, too: the branch was ended while it was made
+	return err
 }
 
 // adopt tells the zygote of a child that it did not bear itself, so that it tells of its end.

@@ -2,8 +2,10 @@ package maker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -239,4 +241,17 @@ func Choose(all ...Zygote) (best int, kept []int, spare bool) {
 // ShortOrder is an order to fork as the shim reads it.
 func ShortOrder(uid, gid int, groups []int, token, cwd string, ahead bool) ([]byte, error) {
 	return zygoteRequest{Op: "fork", UID: uid, GID: gid, Groups: groups, Token: token, Cwd: cwd, Ahead: ahead}.short()
+}
+
+// ErrZygoteDied is what whoever asked a zygote hears that ended.
+var ErrZygoteDied = errZygoteDied
+
+// OrderFork orders a fork from a process that plays a zygote, with descriptors to give.
+func OrderFork(ctx context.Context, conn *net.UnixConn, pidfd *os.File, files ...*os.File) error {
+	z := &zygote{conn: conn, pidfd: pidfd, waiting: map[string]chan zygoteAnswer{}, living: map[string]func(exit){}}
+	_, err := z.fork(ctx, zygoteRequest{Op: "fork", Token: "t"}, nil, files...)
+	if living, _, _ := z.load(); living > 0 || len(z.waiting) > 0 {
+		return errors.Join(err, errors.New("the order is still waited for"))
+	}
+	return err
 }

@@ -98,9 +98,13 @@ func (m *Maker) bearFrom(ctx context.Context, z *zygote, s *shell, r zygoteReque
 	}()
 	s.moving.RLock()
 	defer s.moving.RUnlock()
-	give := append(append([]*os.File{}, theirs...), s.pidfd)
+	joiners := s.group.Joiners()
+	if len(joiners) == 0 {
+		return nil, errors.New("the sandbox was ended while it was made")
+	}
+	give := append(append(append([]*os.File{}, theirs...), s.pidfd), joiners...)
 	r.Op, r.Token = "fork", n.token
-	pidfds, err := z.fork(ctx, r, n.ended, append(give, s.group.Joiners()...)...)
+	pidfds, err := z.fork(ctx, r, n.ended, give...)
 	if err != nil {
 		return nil, err
 	}

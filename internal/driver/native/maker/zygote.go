@@ -321,6 +321,9 @@ func (z *zygote) fork(ctx context.Context, r zygoteRequest, onExit func(exit), f
 	z.sendMu.Unlock()
 	if err != nil {
 		z.forget(r.Token)
+		if errors.Is(err, wire.ErrNotHeld) { // the sandbox was ended while it was made, which is not the zygote's fault
+			return nil, err
+		}
 		z.stop()
 		return nil, errors.Join(errZygoteDied, err)
 	}

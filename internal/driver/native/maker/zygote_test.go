@@ -1,13 +1,19 @@
 package maker_test
 
 import (
+	"errors"
+	"os"
+	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/covehq/cove/internal/driver/native/maker"
+	"github.com/covehq/cove/internal/driver/native/wire"
 )
 
 func TestWhichZygoteForks(t *testing.T) {
@@ -57,4 +63,59 @@ func TestAnOrderToForkIsWrittenAsTheShimReadsIt(t *testing.T) {
 			t.Errorf("%s: it was written", claim)
 		}
 	}
+}
+
+// A sandbox that ends while it is made closes what its kernel was to be given. That is no reason to end the zygote: all
+// its other kernels could not be forked any more.
+func TestOnlyAFailureOfItsOwnEndsAZygote(t *testing.T) {
+	sleeper := exec.Command("sleep", "60")
+	fd := -1
+	sleeper.SysProcAttr = &syscall.SysProcAttr{PidFD: &fd}
+	if err := sleeper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pidfd := os.NewFile(uintptr(fd), "pidfd")
+	defer pidfd.Close()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = sleeper.Wait()
+	}()
+	defer sleeper.Process.Kill() //nolint:errcheck // it may have ended
+	mine, theirs, err := wire.Pair(unix.SOCK_SEQPACKET)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	conn, err := wire.Conn(mine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	open, closed := openFile(t), openFile(t)
+	closed.Close()
+
+	err = maker.OrderFork(t.Context(), conn, pidfd, open, closed)
+	if !errors.Is(err, wire.ErrNotHeld) || errors.Is(err, maker.ErrZygoteDied) {
+		t.Errorf("with a descriptor that is closed: %v", err)
+	}
+	select {
+	case <-ended:
+		t.Error("the zygote was ended for it")
+	case <-time.After(100 * time.Millisecond): // a signal is delivered at once
+	}
+	theirs.Close()
+	if err = maker.OrderFork(t.Context(), conn, pidfd, open); !errors.Is(err, maker.ErrZygoteDied) {
+		t.Errorf("a zygote that does not read: %v", err)
+	}
+	<-ended
+}
+
+func openFile(t *testing.T) *os.File {
+	f, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
 }

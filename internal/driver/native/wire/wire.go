@@ -203,6 +203,9 @@ func SendBytes(c *net.UnixConn, data []byte, files ...*os.File) error {
 	})
 }
 
+// ErrNotHeld says that a descriptor was closed before it could be sent. Nothing was: the connection is as good as before.
+var ErrNotHeld = errors.New("a descriptor that is closed")
+
 // Hold gives the numbers of descriptors to f and keeps every one open until f is done: a number that was closed and
 // used again would name somebody else's.
 func Hold(files []*os.File, f func(fds []int) error) error {
@@ -213,14 +216,16 @@ func Hold(files []*os.File, f func(fds []int) error) error {
 			return f(fds)
 		}
 		raw, err := rest[0].SyscallConn()
-		if err != nil {
-			return err
-		}
 		var inner error
-		err = raw.Control(func(fd uintptr) {
-			fds = append(fds, int(fd))
-			inner = hold(rest[1:])
-		})
+		if err == nil {
+			err = raw.Control(func(fd uintptr) {
+				fds = append(fds, int(fd))
+				inner = hold(rest[1:])
+			})
+		}
+		if err != nil {
+			err = errors.Join(ErrNotHeld, err)
+		}
 		return errors.Join(err, inner)
 	}
 	return hold(files)
