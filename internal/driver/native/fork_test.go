@@ -570,6 +570,41 @@ func TestWhoLeavesAtAnyMomentLeavesNothing(t *testing.T) {
 	}
 }
 
+// Sandboxes that nobody waits for any more are not made before those that somebody waits for.
+func TestWhoLeavesHoldsNobodyUp(t *testing.T) {
+	first := start(t)
+	base := takeCensus(t)
+	before := forksOf(t)
+	const many = 300
+	var left sync.WaitGroup
+	for range many {
+		left.Go(func() {
+			if b, err := startWithin(t, 5*time.Millisecond); err == nil {
+				b.stop()
+			}
+		})
+	}
+	left.Wait()
+	start(t).stop()
+	if n := forksOf(t) - before; n > many/2 {
+		t.Errorf("%d kernels were made for %d who had left", n, many)
+	}
+	first.says("another", "print(1 + 1)", "2")
+	base.compareLiving(t)
+}
+
+func forksOf(t *testing.T) (n int) {
+	t.Helper()
+	stats, err := world.driver.Stats(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, z := range stats.Zygotes {
+		n += z.Forks
+	}
+	return n
+}
+
 func TestForkKeepsSignals(t *testing.T) {
 	parent := start(t)
 	parent.value(`

@@ -119,7 +119,12 @@ func (m *Maker) converse(ctx context.Context, c *net.UnixConn) (end bool) {
 			m.tellEnds(ctx, c)
 			return false
 		}
-		response, give := m.answer(ctx, r)
+		there, stay := ctx, func() {}
+		if r.Op == wire.OpStart {
+			there, stay = whileThere(ctx, c)
+		}
+		response, give := m.answer(there, r)
+		stay()
 		err = wire.Send(c, response, give...)
 		wire.CloseAll(give)
 		if err != nil {
@@ -135,6 +140,38 @@ func (m *Maker) converse(ctx context.Context, c *net.UnixConn) (end bool) {
 		if r.Op == wire.OpShutdown {
 			return true
 		}
+	}
+}
+
+var errLeft = errors.New("whoever asked has left")
+
+// whileThere is a context that ends when the peer closes the connection: a sandbox that nobody waits for any more would be
+// made before those that somebody waits for. The connection is the caller's again when the function has returned.
+func whileThere(ctx context.Context, c *net.UnixConn) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	raw, err := c.SyscallConn()
+	if err != nil {
+		cancel(errLeft)
+		return ctx, func() {}
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		gone := false
+		_ = raw.Read(func(fd uintptr) bool {
+			n, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+			gone = n <= 0 && err != unix.EAGAIN
+			return err != unix.EAGAIN
+		})
+		if gone {
+			cancel(errLeft)
+		}
+	}()
+	return ctx, func() {
+		_ = c.SetReadDeadline(time.Unix(1, 0))
+		<-done
+		_ = c.SetReadDeadline(time.Time{})
+		cancel(nil)
 	}
 }
 
