@@ -1,72 +1,90 @@
 package e2e_test
 
 import (
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/covehq/cove/client"
 )
 
-// The published SDKs against a server whose sandboxes are Pods of a real cluster: the same tests as on one machine, but those of what a hardened Pod
-// cannot do. `make test-cluster` starts the cluster; faults are in the folder cluster.
+// The published SDKs against a server in a real cluster, installed from its chart, whose sandboxes are Pods: the same tests as on one machine, but those
+// of what a hardened Pod cannot do. `make test-cluster` starts the cluster; faults are in the folder cluster.
 
-const clusterConfig = `driver = "kubernetes"
-[sandbox]
-default_template = "python"
-[kubernetes]
-kubeconfig = %q
-namespace = %q
-image = %q
-pull_policy = "Never"
-name = "e2e"
-server_ranges = [%q]
-[kubernetes.templates.python]
-image = %q
-pull_policy = "Never"
-pool = 6
-python = "/usr/bin/python3"
-preload = ["numpy", "pandas", "matplotlib"]
-cpus = 2
-cpu_request = 0.01
-memory = "512MiB"
-memory_request = "64MiB"
+// clusterAddress is the Service's, so that the certificate of the façade and the kubeconfig are for it from the start.
+const clusterAddress = "10.253.0.80"
+
+const clusterValues = `service: {clusterIP: "` + clusterAddress + `"}
+facade: {names: ["` + clusterAddress + `"]}
+config:
+  agent_sandbox: {url: "https://` + clusterAddress + `:7445"}
+sandboxes:
+  templates:
+    python:
+      pool: 6
+      cpus: 2
+      cpu_request: 0.01
+      preload: [numpy, pandas, matplotlib]
 `
 
-// clusterServer is beside the cluster and has a namespace of its own in it.
-func clusterServer(t *testing.T, env ...string) *server {
+// clusterServer is a server inside of the cluster.
+func clusterServer(t *testing.T) *server {
 	t.Helper()
-	for _, name := range []string{"COVE_TEST_KUBECONFIG", "COVE_TEST_IMAGE", "COVE_TEST_POD_IMAGE", "COVE_TEST_SERVER_RANGE"} {
+	for _, name := range []string{"COVE_TEST_CLUSTER", "COVE_TEST_KUBECONFIG", "COVE_TEST_RENDER", "COVE_TEST_BIN"} {
 		if os.Getenv(name) == "" {
 			t.Skipf("no cluster: %s is not set; `make test-cluster` starts one", name)
 		}
 	}
-	program(t)
-	kubectl := func(args ...string) {
+	program(t) // for its command line
+	values := filepath.Join(t.TempDir(), "values.yaml")
+	if err := os.WriteFile(values, []byte(clusterValues), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run := func(name string, args ...string) string {
 		t.Helper()
-		if out, err := exec.Command("kubectl", append([]string{"--kubeconfig", os.Getenv("COVE_TEST_KUBECONFIG")}, args...)...).CombinedOutput(); err != nil {
-			t.Fatalf("kubectl %v: %v: %s", args, err, out)
+		cmd := exec.Command(name, args...)
+		var complaints strings.Builder
+		cmd.Stderr = &complaints
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("%s %v: %v: %s", name, args, err, &complaints)
+		}
+		return string(out)
+	}
+	cluster := filepath.Join(os.Getenv("COVE_TEST_BIN"), "cluster")
+	kubectl := func(args ...string) string {
+		t.Helper()
+		return run("kubectl", append([]string{"--kubeconfig", os.Getenv("COVE_TEST_KUBECONFIG")}, args...)...)
+	}
+	said := run(cluster, "deploy", values)
+	t.Cleanup(func() { run(cluster, "undeploy") })
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the server's log:\n%s", kubectl("logs", "-n", "cove", "deployment/cove", "--tail=200"))
+		}
+	})
+	s := &server{url: exported(t, said, "COVE_URL"), key: exported(t, said, "COVE_API_KEY")}
+	var err error
+	if s.Client, err = client.New(s.url, s.key); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { s.Client.Close() })
+	kubectl("wait", "-n", "cove-sandboxes", "--for=condition=Ready", "pod", "-l", "cove.dev/state=idle", "--timeout=5m") // what SDKs wait for is not how fast this node is
+	return s
+}
+
+// exported finds a variable in what a shell would read.
+func exported(t *testing.T, text, name string) string {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(strings.TrimSpace(line), "export "+name+"="); ok {
+			return strings.Trim(value, `"`)
 		}
 	}
-	namespace := fmt.Sprintf("e2e-sdk-%d", os.Getpid())
-	dir := t.TempDir()
-	kubectl("create", "namespace", namespace)
-	t.Cleanup(func() { kubectl("delete", "namespace", namespace, "--timeout=2m") })
-	file := filepath.Join(dir, "cove.toml")
-	text := fmt.Sprintf(clusterConfig, os.Getenv("COVE_TEST_KUBECONFIG"), namespace, os.Getenv("COVE_TEST_IMAGE"), os.Getenv("COVE_TEST_SERVER_RANGE"), os.Getenv("COVE_TEST_POD_IMAGE"))
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s := &server{dir: filepath.Join(dir, "data"), env: append([]string{"COVE_CONFIG=" + file, "COVE_AGENT_SANDBOX_LISTEN=127.0.0.1:0"}, env...)}
-	if err := os.Mkdir(s.dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(s.close)
-	s.start(t)
-	kubectl("wait", "-n", namespace, "--for=condition=Ready", "pod", "-l", "cove.dev/state=idle", "--timeout=5m") // what SDKs wait for is not how fast this node is
-	return s
+	t.Fatalf("nobody says %s", name)
+	return ""
 }
 
 func TestClusterSDKs(t *testing.T) {

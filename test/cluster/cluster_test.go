@@ -52,6 +52,14 @@ func remains(t *testing.T, c *cluster, kind, name string) {
 	}
 }
 
+// mustApply gives the cluster objects.
+func (c *cluster) mustApply(t *testing.T, text string) {
+	t.Helper()
+	if err := c.apply(t.Context(), text); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func (c *cluster) must(t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := c.kubectl(t.Context(), args...)
@@ -59,16 +67,6 @@ func (c *cluster) must(t *testing.T, args ...string) string {
 		t.Fatal(err)
 	}
 	return out
-}
-
-// apply gives the cluster objects.
-func (c *cluster) apply(t *testing.T, text string) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), filepath.Join(c.bin, "kubectl"), "--kubeconfig", c.path("kubeconfig"), "apply", "-f", "-")
-	cmd.Stdin = strings.NewReader(text)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
 }
 
 const listener = `{apiVersion: v1, kind: Pod, metadata: {name: %s, labels: {app: %[1]s}}, spec: {
@@ -79,7 +77,7 @@ const listener = `{apiVersion: v1, kind: Pod, metadata: {name: %s, labels: {app:
 func TestClusterRunsPods(t *testing.T) {
 	c := running(t)
 	ns := namespaceOf(t, c)
-	c.apply(t, strings.Replace(fmt.Sprintf(listener, "web"), "{name: web,", "{namespace: "+ns+", name: web,", 1))
+	c.mustApply(t, strings.Replace(fmt.Sprintf(listener, "web"), "{name: web,", "{namespace: "+ns+", name: web,", 1))
 	c.must(t, "wait", "-n", ns, "--for=condition=Ready", "pod/web", "--timeout=60s")
 	if out := c.must(t, "exec", "-n", ns, "web", "--", "python3", "-c", "import pandas; print(pandas.DataFrame({'a': [1, 2]}).a.sum())"); strings.TrimSpace(out) != "3" {
 		t.Errorf("pandas says %q", out)
@@ -132,7 +130,7 @@ func TestClusterEnforcesPolicies(t *testing.T) {
 	c := running(t)
 	ns := namespaceOf(t, c)
 	for _, name := range []string{"web", "friend", "stranger"} {
-		c.apply(t, strings.Replace(fmt.Sprintf(listener, name), "{name: "+name+",", "{namespace: "+ns+", name: "+name+",", 1))
+		c.mustApply(t, strings.Replace(fmt.Sprintf(listener, name), "{name: "+name+",", "{namespace: "+ns+", name: "+name+",", 1))
 	}
 	c.must(t, "wait", "-n", ns, "--for=condition=Ready", "pod", "--all", "--timeout=60s")
 	address := c.must(t, "get", "pod", "-n", ns, "web", "-o", "jsonpath={.status.podIP}")
@@ -144,7 +142,7 @@ func TestClusterEnforcesPolicies(t *testing.T) {
 	if !reaches("friend") || !reaches("stranger") {
 		t.Fatal("without a policy somebody does not reach the Pod")
 	}
-	c.apply(t, `{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {namespace: `+ns+`, name: friends}, spec: {
+	c.mustApply(t, `{apiVersion: networking.k8s.io/v1, kind: NetworkPolicy, metadata: {namespace: `+ns+`, name: friends}, spec: {
  podSelector: {matchLabels: {app: web}}, policyTypes: [Ingress], ingress: [{from: [{podSelector: {matchLabels: {app: friend}}}]}]}}`)
 	if err := until(t.Context(), 20*time.Second, "the policy", func(context.Context) (bool, error) { return !reaches("stranger"), nil }); err != nil {
 		t.Error(err)
@@ -153,9 +151,6 @@ func TestClusterEnforcesPolicies(t *testing.T) {
 		t.Error("who is allowed does not reach the Pod")
 	}
 }
-
-// databaseURL is where a test makes itself a database.
-const databaseURL = "postgres://cove@" + nodeAddress + ":5432/cove?sslmode=disable"
 
 // database makes an empty one on a server in the cluster's network.
 func database(t *testing.T, c *cluster) {
@@ -184,7 +179,7 @@ func volume(t *testing.T, c *cluster) {
 		remains(t, c, "persistentvolume", "cove")
 		os.RemoveAll(dir)
 	})
-	c.apply(t, `{apiVersion: v1, kind: PersistentVolume, metadata: {name: cove}, spec: {
+	c.mustApply(t, `{apiVersion: v1, kind: PersistentVolume, metadata: {name: cove}, spec: {
  capacity: {storage: 10Gi}, accessModes: [ReadWriteMany], persistentVolumeReclaimPolicy: Retain, hostPath: {path: `+dir+`}}}`)
 }
 
@@ -198,38 +193,30 @@ type deployed struct {
 // deploy takes more values as YAML.
 func deploy(t *testing.T, c *cluster, more string) *deployed {
 	t.Helper()
-	program := os.Getenv("COVE_TEST_RENDER")
-	if program == "" {
+	if os.Getenv(rendererVariable) == "" {
 		t.Skip("needs the chart's renderer and Cove's image: make test-cluster")
 	}
 	file := filepath.Join(t.TempDir(), "values.yaml")
 	if err := os.WriteFile(file, []byte(more), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	chart, err := tell(t.Context(), program, "-chart", filepath.Join(c.repo, "deploy/chart/cove"), "-values", "values.yaml", "-values", file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var b [20]byte
-	_, _ = rand.Read(b[:])
-	d := &deployed{cluster: c, key: "e2b_" + hex.EncodeToString(b[:])}
-	c.must(t, "create", "namespace", "cove")
+	d := &deployed{cluster: c}
 	t.Cleanup(func() {
 		if t.Failed() {
 			d.tellWhy(t)
 		}
-		remains(t, c, "namespace", "cove")
-		remains(t, c, "namespace", "cove-sandboxes")
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		defer cancel()
+		if err := c.undeploy(ctx); err != nil {
+			t.Error(err)
+		}
 	})
-	c.must(t, "create", "secret", "generic", "cove-admin", "-n", "cove", "--from-literal=admin-key="+d.key)
-	c.must(t, "create", "secret", "generic", "cove-database", "-n", "cove", "--from-literal=url="+databaseURL)
-	c.apply(t, chart)
-	if _, err := c.kubectl(t.Context(), "--request-timeout=2m", "rollout", "status", "-n", "cove", "deployment/cove", "--timeout=90s"); err != nil {
+	url, key, err := c.deploy(t.Context(), file)
+	if err != nil {
 		t.Fatal(err)
 	}
-	address := c.must(t, "get", "service", "-n", "cove", "cove", "-o", "jsonpath={.spec.clusterIP}")
-	d.api, err = client.New("http://"+net.JoinHostPort(address, "3000"), d.key)
-	if err != nil {
+	d.key = key
+	if d.api, err = client.New(url, key); err != nil {
 		t.Fatal(err)
 	}
 	return d

@@ -34,6 +34,8 @@ var commands = []command{
 	{"down", "", "ends it and removes what it made", down},
 	{"env", "", "prints what a shell exports to use it", env},
 	{"load", "TAR…", "brings images into the node", load},
+	{"deploy", "[VALUES…]", "installs Cove from its chart and prints what a client exports", deployServer},
+	{"undeploy", "", "removes it and its sandboxes", undeployServer},
 	{"start", "PART", "starts one part that was ended", startPart},
 	{"kill", "PART", "ends one part at once, as a crash would", killPart},
 	{"evict", "QUANTITY", "lets the kubelet evict Pods unless that much memory is available; 200Mi as a rule", evict},

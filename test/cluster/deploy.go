@@ -1,0 +1,87 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+const (
+	serverSpace  = "cove"           // where a deployed server is
+	sandboxSpace = "cove-sandboxes" // where its sandboxes are
+	// rendererVariable names the program that renders the chart: Helm's own library, which the project itself does not need.
+	rendererVariable = "COVE_TEST_RENDER"
+	// databaseURL is where a test makes itself a database.
+	databaseURL = "postgres://cove@" + nodeAddress + ":5432/cove?sslmode=disable"
+)
+
+func deployServer(ctx context.Context, c *cluster, values []string) error {
+	url, key, err := c.deploy(ctx, values...)
+	if err != nil {
+		return errors.Join(err, c.undeploy(context.WithoutCancel(ctx)))
+	}
+	fmt.Fprintf(c.out, "export COVE_URL=%q\nexport COVE_API_KEY=%q\n", url, key)
+	return nil
+}
+
+func undeployServer(ctx context.Context, c *cluster, _ []string) error { return c.undeploy(ctx) }
+
+// deploy installs Cove from its chart, with files of values beside those of every test, and returns when it serves.
+func (c *cluster) deploy(ctx context.Context, values ...string) (url, key string, err error) {
+	program := os.Getenv(rendererVariable)
+	if program == "" {
+		return "", "", fmt.Errorf("%s does not name the chart's renderer: build test/chart/render", rendererVariable)
+	}
+	args := []string{"-chart", filepath.Join(c.repo, "deploy/chart/cove"), "-values", filepath.Join(c.repo, "test/cluster/values.yaml")}
+	for _, file := range values {
+		args = append(args, "-values", file)
+	}
+	chart, err := tell(ctx, program, args...)
+	if err != nil {
+		return "", "", err
+	}
+	var b [20]byte
+	_, _ = rand.Read(b[:]) // never fails
+	key = "e2b_" + hex.EncodeToString(b[:])
+	for _, args := range [][]string{
+		{"create", "namespace", serverSpace},
+		{"create", "secret", "generic", "cove-admin", "-n", serverSpace, "--from-literal=admin-key=" + key},
+		{"create", "secret", "generic", "cove-database", "-n", serverSpace, "--from-literal=url=" + databaseURL},
+	} {
+		if _, err := c.kubectl(ctx, args...); err != nil {
+			return "", "", errors.New(strings.ReplaceAll(err.Error(), key, "KEY"))
+		}
+	}
+	if err := c.apply(ctx, chart); err != nil {
+		return "", "", err
+	}
+	if _, err := c.kubectl(ctx, "--request-timeout=2m", "rollout", "status", "-n", serverSpace, "deployment/cove", "--timeout=90s"); err != nil {
+		return "", "", err
+	}
+	address, err := c.kubectl(ctx, "get", "service", "-n", serverSpace, "cove", "-o", "jsonpath={.spec.clusterIP}")
+	return "http://" + net.JoinHostPort(strings.TrimSpace(address), "3000"), key, err
+}
+
+// undeploy removes the server and its sandboxes, whatever is there of them.
+func (c *cluster) undeploy(ctx context.Context) error {
+	_, err := c.kubectl(ctx, "--request-timeout=2m", "delete", "namespace", serverSpace, sandboxSpace, "--ignore-not-found", "--timeout=100s")
+	return err
+}
+
+// apply gives the cluster objects.
+func (c *cluster) apply(ctx context.Context, text string) error {
+	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "kubectl"), "--kubeconfig", c.path("kubeconfig"), "apply", "-f", "-")
+	cmd.Stdin = strings.NewReader(text)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("apply: %w: %s", err, bytes.TrimSpace(out))
+	}
+	return nil
+}
