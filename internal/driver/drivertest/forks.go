@@ -128,7 +128,7 @@ var forks = []claim{
 	}},
 	{"a copy ends at its deadline without the server's help", needsFork, func(t *testing.T, b *bench) {
 		s := b.start(t)
-		copies, _ := s.fork(t, 1, func(r *sandbox.ForkRequest) { r.Children[0].Deadline = time.Now().Add(3 * time.Second) })
+		copies, _ := s.fork(t, 1, func(r *sandbox.ForkRequest) { r.Children[0].Deadline = time.Now().Add(6 * time.Second) })
 		if e := b.awaitEnd(t, copies[0].id); e.Cause != sandbox.CauseExpired {
 			t.Errorf("%+v", e)
 		}

@@ -208,7 +208,7 @@ var lifecycle = []claim{
 		}
 	}},
 	{"a deadline ends a sandbox without the server's help", needsNothing, func(t *testing.T, b *bench) {
-		s := b.start(t, func(r *sandbox.StartRequest) { r.Deadline = time.Now().Add(1500 * time.Millisecond) })
+		s := b.start(t, func(r *sandbox.StartRequest) { r.Deadline = time.Now().Add(5 * time.Second) })
 		if e := b.awaitEnd(t, s.id); e.Cause != sandbox.CauseExpired {
 			t.Errorf("%+v", e)
 		}
@@ -218,18 +218,20 @@ var lifecycle = []claim{
 	}},
 	{"a deadline can be moved and taken away", needsNothing, func(t *testing.T, b *bench) {
 		moved := b.start(t, func(r *sandbox.StartRequest) { r.Deadline = time.Now().Add(time.Hour) })
-		freed := b.start(t, func(r *sandbox.StartRequest) { r.Deadline = time.Now().Add(2 * time.Second) })
-		soon, never := time.Now().Add(300*time.Millisecond), time.Time{}
-		if err := b.Driver.Change(t.Context(), freed.id, sandbox.Change{Deadline: &never}); err != nil {
-			t.Fatal(err)
-		}
-		if err := b.Driver.Change(t.Context(), moved.id, sandbox.Change{Deadline: &soon}); err != nil {
-			t.Fatal(err)
+		freed := b.start(t, func(r *sandbox.StartRequest) { r.Deadline = time.Now().Add(time.Hour) })
+		soon, past, never := time.Now().Add(300*time.Millisecond), time.Now().Add(5*time.Second), time.Time{}
+		for _, c := range []struct {
+			id       string
+			deadline *time.Time
+		}{{freed.id, &past}, {freed.id, &never}, {moved.id, &soon}} {
+			if err := b.Driver.Change(t.Context(), c.id, sandbox.Change{Deadline: c.deadline}); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if e := b.awaitEnd(t, moved.id); e.Cause != sandbox.CauseExpired {
 			t.Errorf("%+v", e)
 		}
-		time.Sleep(2 * time.Second) // past the deadline that was taken away
+		time.Sleep(time.Until(past) + 500*time.Millisecond) // past the deadline that was taken away
 		if _, err := freed.Hello(t.Context()); err != nil {
 			t.Errorf("ended by a deadline it no longer has: %v", err)
 		}
