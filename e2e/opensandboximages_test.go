@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"log"
 	"maps"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -51,14 +52,24 @@ type testRegistry struct {
 
 func startRegistry(t *testing.T) *testRegistry {
 	t.Helper()
+	return startRegistryAt(t, "127.0.0.1:0")
+}
+
+func startRegistryAt(t *testing.T, address string) *testRegistry {
+	t.Helper()
 	images, err := testImages()
 	if err != nil {
 		t.Fatal(err)
 	}
 	r := &testRegistry{store: registry.New(registry.Logger(log.New(io.Discard, "", 0))), blobs: map[string]int{}, open: true}
-	server := httptest.NewServer(r)
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &httptest.Server{Listener: l, Config: &http.Server{Handler: r}}
+	server.Start()
 	t.Cleanup(server.Close)
-	r.host = strings.TrimPrefix(server.URL, "http://")
+	r.host = l.Addr().String()
 	for _, ref := range slices.Sorted(maps.Keys(images)) {
 		tag, err := name.NewTag(r.host + "/" + ref)
 		if err == nil {

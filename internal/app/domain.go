@@ -17,7 +17,7 @@ import (
 
 // openDomain opens driver, templates and Manager, and gives up privilege as soon as nothing here needs it.
 func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress Progress) (*sandbox.Manager, parts, *telemetry.Observer, error) {
-	p, err := openDriver(ctx, s.cfg, s.log)
+	p, err := openDriver(ctx, s.cfg, store, s.log)
 	if err != nil {
 		return nil, parts{}, nil, fmt.Errorf("open the %s driver: %w", s.cfg.Driver, err)
 	}

@@ -36,14 +36,14 @@ type templates interface {
 	ensure(ctx context.Context, name string, progress Progress) error
 }
 
-func openDriver(ctx context.Context, cfg config.Config, log *slog.Logger) (parts, error) {
+func openDriver(ctx context.Context, cfg config.Config, documents documents, log *slog.Logger) (parts, error) {
 	switch cfg.Driver {
 	case config.DriverNative:
 		return openNative(ctx, cfg, log)
 	case config.DriverInproc:
 		return openInproc(cfg, log)
 	case config.DriverKubernetes:
-		return openKubernetes(ctx, cfg, log)
+		return openKubernetes(ctx, cfg, documents, log)
 	}
 	return parts{}, fmt.Errorf("unknown driver %q", cfg.Driver)
 }

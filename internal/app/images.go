@@ -1,6 +1,7 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -9,6 +10,9 @@ import (
 	"runtime"
 
 	"github.com/covehq/cove/client"
+	"github.com/covehq/cove/internal/config"
+	"github.com/covehq/cove/internal/driver/kubernetes"
+	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/image"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/sqlstore"
@@ -24,20 +28,39 @@ func (s *Server) openImages(store *sqlstore.Store, p parts) (*image.Service, err
 			mapped[pattern] = name
 		}
 	}
-	var imager sandbox.Imager
-	if p.driver.Caps().Images {
-		imager, _ = p.driver.(sandbox.Imager)
+	var driver sandbox.Puller
+	if caps := p.driver.Caps(); caps.Images || caps.Pulls {
+		driver, _ = p.driver.(sandbox.Puller)
 	}
 	service, err := image.Open(image.Config{
 		Dir: filepath.Join(stateDir(s.cfg.DataDir), "images"), KeyFile: filepath.Join(stateDir(s.cfg.DataDir), "registry_key"),
-		Platform: "linux/" + runtime.GOARCH, Operator: Tenant, DockerConfig: dockerConfig(c.DockerConfig), Map: mapped, Mirrors: c.Mirrors, Insecure: c.Insecure,
+		Platform: s.imagePlatform(), Operator: Tenant, DockerConfig: dockerConfig(c.DockerConfig), Map: mapped, Mirrors: c.Mirrors, Insecure: c.Insecure,
 		MaxBytes: int64(c.MaxBytes), PullTimeout: c.PullTimeout, MaxTenantBytes: int64(c.MaxTenant),
-	}, imager, imageTemplates{p.templates, p.driver}, store, s.log)
+		Pulls: s.imagePulls(),
+	}, driver, imageTemplates{p.templates, p.driver}, store, s.log)
 	if err != nil {
 		return nil, fmt.Errorf("images: %w", err)
 	}
 	s.undo.add("end pulls", func() error { service.Close(); return nil })
 	return service, nil
+}
+
+// imagePlatform is that of the machines which sandboxes run on.
+func (s *Server) imagePlatform() string {
+	own := "linux/" + runtime.GOARCH
+	if s.cfg.Driver == config.DriverKubernetes {
+		return cmp.Or(s.cfg.Kubernetes.Images.Platform, own)
+	}
+	return own
+}
+
+// imagePulls is what the operator of a cluster decides about images that its nodes pull.
+func (s *Server) imagePulls() image.Pulls {
+	k := s.cfg.Kubernetes.Images
+	if s.cfg.Driver != config.DriverKubernetes {
+		return image.Pulls{}
+	}
+	return image.Pulls{Allow: k.Allow, Credentials: len(k.PullSecrets) > 0, Off: fault.Message(kubernetes.ErrImages)}
 }
 
 // dockerConfig is the file that `docker login` writes, where nobody names one and this process, which has given up root by

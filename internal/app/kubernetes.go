@@ -15,7 +15,7 @@ import (
 )
 
 // openKubernetes connects to the cluster that sandboxes run on.
-func openKubernetes(ctx context.Context, cfg config.Config, log *slog.Logger) (parts, error) {
+func openKubernetes(ctx context.Context, cfg config.Config, documents documents, log *slog.Logger) (parts, error) {
 	k := cfg.Kubernetes
 	me, err := k.Me()
 	if err != nil {
@@ -29,15 +29,21 @@ func openKubernetes(ctx context.Context, cfg config.Config, log *slog.Logger) (p
 	for name, t := range k.Templates {
 		kinds[name] = kubernetesTemplate(t)
 	}
+	var images *kubernetes.Template
+	if k.Images.Enabled {
+		like := kubernetesImages(k.Images)
+		images = &like
+	}
 	d, err := kubernetes.New(ctx, kubernetes.Config{
-		Kubeconfig: k.Kubeconfig, Namespace: k.Namespace, Image: k.Image, PullPolicy: k.PullPolicy, Owner: me, Templates: kinds,
+		Kubeconfig: k.Kubeconfig, Namespace: k.Namespace, Image: k.Image, PullPolicy: k.PullPolicy, Owner: me, Templates: kinds, Images: images,
 		StartTimeout: cfg.Sandbox.StartTimeout, RuntimeClass: k.RuntimeClass, Nameservers: k.Nameservers, Policies: k.Policies, Servers: k.Servers, ServerNamespace: k.ServerSpace, ServerRanges: ranges, Log: log,
 	})
 	if err != nil {
 		return parts{}, err
 	}
+	kept := clusterImages{d, documents, log}
 	return parts{
-		driver: d, templates: newClusterTemplates(d.Templates(), defaultTemplate(cfg)), close: d.Close, ready: d.Ready,
+		driver: clusterDriver{d, kept}, templates: newClusterTemplates(d.Templates(), defaultTemplate(cfg), kept), close: d.Close, ready: d.Ready,
 		lost: sandbox.Ended{Cause: sandbox.CauseDeleted, Message: "its Pod was deleted while no server watched"},
 	}, nil
 }
@@ -55,25 +61,37 @@ func kubernetesTemplate(t config.KubernetesTemplate) kubernetes.Template {
 	return made
 }
 
-// clusterTemplates are those that the operator describes; nothing of them is built here.
+func kubernetesImages(i config.KubernetesImages) kubernetes.Template {
+	return kubernetesTemplate(config.KubernetesTemplate{
+		PullSecrets: i.PullSecrets, Env: i.Env, UID: i.UID, CPUs: i.CPUs, CPURequest: i.CPURequest, Memory: i.Memory, MemoryRequest: i.MemoryRequest,
+		Disk: i.Disk, Writable: i.Writable, WritableRoot: i.WritableRoot, Looser: i.Looser, RuntimeClass: i.RuntimeClass, UserNamespace: i.UserNamespace,
+		NodeSelector: i.NodeSelector,
+	})
+}
+
+// clusterTemplates are those that the operator describes, of which nothing is built here, and the images of tenants.
 type clusterTemplates struct {
 	byName   map[string]*template.Template
 	standard string
+	images   clusterImages
 }
 
-func newClusterTemplates(list []*template.Template, standard string) clusterTemplates {
-	t := clusterTemplates{byName: map[string]*template.Template{}, standard: standard}
+func newClusterTemplates(list []*template.Template, standard string, images clusterImages) clusterTemplates {
+	t := clusterTemplates{byName: map[string]*template.Template{}, standard: standard, images: images}
 	for _, one := range list {
 		t.byName[one.Name] = one
 	}
 	return t
 }
 
-func (t clusterTemplates) Resolve(_ context.Context, _, name string) (*template.Template, error) {
+func (t clusterTemplates) Resolve(ctx context.Context, tenant, name string) (*template.Template, error) {
 	found := t.byName[name]
 	// Images that need no registry are mapped to the one, and E2B's SDK asks for the other when it is told no name.
 	if found == nil && (name == codeInterpreter || name == "base") {
 		found = t.byName[t.standard]
+	}
+	if found == nil && strings.HasPrefix(name, imagePrefix) {
+		return t.images.find(ctx, tenant, name)
 	}
 	if found == nil {
 		return nil, fault.New(fault.NotFound, "there is no template %q; there are %s", name, strings.Join(slices.Sorted(maps.Keys(t.byName)), ", "))
@@ -81,12 +99,12 @@ func (t clusterTemplates) Resolve(_ context.Context, _, name string) (*template.
 	return found, nil
 }
 
-func (t clusterTemplates) List(string) []template.Info {
+func (t clusterTemplates) List(tenant string) []template.Info {
 	var all []template.Info
 	for _, name := range slices.Sorted(maps.Keys(t.byName)) {
 		all = append(all, template.Info{Name: name, Description: t.byName[name].Description, Digest: t.byName[name].Digest, Source: "cluster"})
 	}
-	return all
+	return append(all, t.images.list(tenant)...)
 }
 
 // ensure has nothing to build: the cluster pulls images, and whoever prepares a template learns whether there is one.

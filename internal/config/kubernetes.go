@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 )
 
 // Kubernetes says which cluster sandboxes run on, for the driver of that name.
@@ -23,6 +24,7 @@ type Kubernetes struct {
 	ServerSpace  string            `toml:"server_namespace"` // the namespace of those Pods; empty: any
 	ServerRanges []string          `toml:"server_ranges"`    // addresses that may, for servers outside the cluster
 	Templates    KubernetesKinds   `toml:"templates"`
+	Images       KubernetesImages  `toml:"images"`
 }
 
 // KubernetesKinds are templates by name. They are written in a file alone: there is no variable for a table of tables.
@@ -122,6 +124,42 @@ func (k Kubernetes) validate(used bool) error {
 			return fmt.Errorf("kubernetes.templates.%s: no number can be negative", name)
 		}
 	}
+	if err := k.Images.validate(); err != nil {
+		return err
+	}
 	_, err := k.Ranges()
 	return err
+}
+
+// KubernetesImages says whether tenants may name images that nodes pull, and what the Pods of such images are besides.
+type KubernetesImages struct {
+	Enabled       bool              `toml:"enabled"`
+	Allow         []string          `toml:"allow"`        // patterns of names in full, like docker.io/library/*; a star is any text without a slash; empty: every image
+	Platform      string            `toml:"platform"`     // of the nodes, os/arch; empty: this server's
+	PullSecrets   []string          `toml:"pull_secrets"` // names of Secrets in the namespace; a tenant gets no image by them that it may not read itself
+	Env           map[string]string `toml:"env"`          // above what an image says
+	UID           int               `toml:"uid"`          // of a hardened Pod whose image names no number; zero: 1000
+	CPUs          float64           `toml:"cpus"`
+	CPURequest    float64           `toml:"cpu_request"`
+	Memory        Size              `toml:"memory"`
+	MemoryRequest Size              `toml:"memory_request"`
+	Disk          Size              `toml:"disk"`
+	Writable      []string          `toml:"writable"`
+	WritableRoot  bool              `toml:"writable_root"`
+	Looser        bool              `toml:"looser"`
+	RuntimeClass  string            `toml:"runtime_class"`
+	UserNamespace bool              `toml:"user_namespace"`
+	NodeSelector  map[string]string `toml:"node_selector"`
+}
+
+func (i KubernetesImages) validate() error {
+	switch {
+	case i.UID < 0 || i.CPUs < 0 || i.CPURequest < 0:
+		return errors.New("kubernetes.images: no number can be negative")
+	case slices.ContainsFunc(i.Allow, func(pattern string) bool { return !strings.Contains(pattern, "/") }):
+		return errors.New("kubernetes.images.allow: a pattern is of an image's name in full, like docker.io/library/*")
+	case i.Platform != "" && strings.Count(i.Platform, "/") != 1:
+		return fmt.Errorf("kubernetes.images.platform %q: write it as linux/amd64", i.Platform)
+	}
+	return nil
 }

@@ -51,6 +51,19 @@ func TestAClusterIsDescribed(t *testing.T) {
 	}
 }
 
+func TestImagesOfAClusterAreOffUnlessSaid(t *testing.T) {
+	c, err := load(t, cluster, nil)
+	if err != nil || c.Kubernetes.Images.Enabled {
+		t.Errorf("%+v %v", c.Kubernetes.Images, err)
+	}
+	text := cluster + "[kubernetes.images]\nenabled = true\nallow = [\"docker.io/library/*\"]\nmemory = \"1GiB\"\n[kubernetes.images.env]\nPIP_INDEX_URL = \"https://pypi.example\"\n"
+	c, err = load(t, text, map[string]string{"COVE_KUBERNETES_IMAGES_PULL_SECRETS": "a,b"})
+	i := c.Kubernetes.Images
+	if err != nil || !i.Enabled || i.Allow[0] != "docker.io/library/*" || i.Memory != 1<<30 || i.Env["PIP_INDEX_URL"] == "" || len(i.PullSecrets) != 2 {
+		t.Errorf("%+v %v", i, err)
+	}
+}
+
 func TestAClusterThatCannotBeMeantIsRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		old, new string
@@ -64,9 +77,15 @@ func TestAClusterThatCannotBeMeantIsRefused(t *testing.T) {
 		"what is no range":       {"192.0.2.0/24", "192.0.2.1", "192.0.2.1"},
 		"nobody may connect":     {`server_ranges = ["192.0.2.0/24"]`, "server_ranges = []\nnameservers = [\"x\"]", "x"},
 		"an unknown setting":     {"pool = 4", "poool = 4", "poool"},
+		"images of no place":     {"[kubernetes.templates.python.env]", "[kubernetes.images]\nallow = [\"python\"]\n[x]", "docker.io/library"},
+		"images for no platform": {"[kubernetes.templates.python.env]", "[kubernetes.images]\nplatform = \"amd64\"\n[x]", "linux/amd64"},
+		"images of no user":      {"[kubernetes.templates.python.env]", "[kubernetes.images]\nuid = -1\n[x]", "negative"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			text := strings.Replace(cluster, c.old, c.new, 1)
+			if before, _, ok := strings.Cut(text, "[x]"); ok {
+				text = before
+			}
 			if name == "no template" {
 				text, _, _ = strings.Cut(text, "[template]")
 			}

@@ -119,7 +119,7 @@ func (s *Service) addImage(ctx context.Context, tenant, name, top string, b blue
 		return nil, err
 	}
 	b.add.Tenant = tenant
-	t, err := s.imager.AddImage(ctx, b.add)
+	t, err := s.adder.AddImage(ctx, b.add)
 	if err != nil {
 		return nil, fmt.Errorf("template of image %s: %w", name, err)
 	}

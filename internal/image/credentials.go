@@ -1,6 +1,7 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
@@ -54,8 +55,11 @@ func (c credentials) authenticator() authn.Authenticator {
 }
 
 // credentialsFor are what a tenant has for a registry: of its login, else of Docker's config file, which is the
-// operator's and for nobody else.
+// operator's and for nobody else. Where they are of no use the registry is asked as its hosts will ask it.
 func (s *Service) credentialsFor(ctx context.Context, tenant, registry string) (credentials, error) {
+	if s.remote() && !s.cfg.Pulls.Credentials {
+		return credentials{}, nil
+	}
 	c, err := s.login(ctx, tenant, registry)
 	if err == nil || !fault.Is(err, fault.NotFound) {
 		return c, err
@@ -97,7 +101,7 @@ func (s *Service) Login(ctx context.Context, tenant, registry, username, passwor
 		return err
 	}
 	c := credentials{Username: username, Password: password, from: "your login"}
-	if err := c.check(); err != nil {
+	if err := cmp.Or(c.check(), s.canUse(c)); err != nil {
 		return err
 	}
 	if err := s.tryLogin(ctx, tenant, registry, c); err != nil {

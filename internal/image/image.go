@@ -1,6 +1,7 @@
 // Package image brings container images in: from a registry or from an archive, checked by digest, layer by layer, to the
-// driver that unpacks them and makes templates of them. It keeps which tenant has which image under which name. It starts
-// nothing, unpacks nothing itself and knows no protocol but the registry's.
+// driver that unpacks them and makes templates of them; where its hosts pull images themselves, only what an image is. It keeps
+// which tenant has which image under which name. It starts nothing, unpacks nothing itself and knows no protocol but the
+// registry's.
 package image
 
 import (
@@ -30,11 +31,20 @@ type Config struct {
 	Map          map[string]string   // pattern of an image's name → template that stands for it
 	Mirrors      map[string][]string // registry → where its images are asked for first: host, host/prefix or http://host
 	Insecure     []string            // registries, host or host:port, that may speak plain HTTP or have any certificate
-	Platform     string              // of this host, os/arch
+	Platform     string              // of this host, or of those that pull images themselves, os/arch
 	MaxBytes     int64               // of one image, unpacked; its compressed layers have no more either; 20 GiB
 	PullTimeout  time.Duration       // of one pull; half an hour
 	// MaxTenantBytes is what all images and builds of a tenant may have on disk; zero: as much as there is.
 	MaxTenantBytes int64
+	Pulls          Pulls
+}
+
+// Pulls is what the server decides where it downloads no layer: the driver's hosts pull images themselves.
+type Pulls struct {
+	Allow []string // patterns of the names, in full, that tenants may use; empty: every name
+	// Credentials: hosts have some of the operator's own. A tenant's then only show that it may read an image; without, they are of no use.
+	Credentials bool
+	Off         string // where tenants may name no image: why, for whoever does
 }
 
 const (
@@ -99,7 +109,8 @@ type Info struct {
 // Service answers for images and owns the pulls that go on.
 type Service struct {
 	cfg       Config
-	imager    sandbox.Imager // nil: the driver knows no images
+	adder     sandbox.Puller // nil: the driver knows no images
+	imager    sandbox.Imager // nil: it has no layers; its hosts, where it has an adder, pull images themselves
 	templates Templates
 	documents Documents
 	log       *slog.Logger
@@ -127,9 +138,9 @@ type Service struct {
 	stall time.Duration                   // a download without a byte for so long is tried again
 }
 
-// Open makes a Service and removes what an earlier server has left half done. The imager of a driver that knows no images
-// is nil: then only names of templates are answered.
-func Open(cfg Config, imager sandbox.Imager, t Templates, d Documents, log *slog.Logger) (*Service, error) {
+// Open makes a Service and removes what an earlier server has left half done. A driver that knows no images is nil: then only names
+// of templates are answered. One that is an Imager gets layers.
+func Open(cfg Config, driver sandbox.Puller, t Templates, d Documents, log *slog.Logger) (*Service, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -144,8 +155,9 @@ func Open(cfg Config, imager sandbox.Imager, t Templates, d Documents, log *slog
 	}
 	// Pulls are shared by those who ask for them and outlive each single one; Close ends them and waits.
 	life, cancel := context.WithCancel(context.Background())
+	imager, _ := driver.(sandbox.Imager)
 	s := &Service{
-		cfg: cfg, imager: imager, templates: t, documents: d, log: log, patterns: patterns, network: network, life: life, close: cancel,
+		cfg: cfg, adder: driver, imager: imager, templates: t, documents: d, log: log, patterns: patterns, network: network, life: life, close: cancel,
 		pulls: map[string]*flight{}, blobs: map[string]*flight{}, pulling: map[string]int{}, imports: map[string]int{}, locks: map[string]*keyLock{},
 		arrivals: map[string]map[string]arrival{},
 		pause:    backoff, stall: 30 * time.Second,
@@ -173,10 +185,13 @@ func (s *Service) blobDir() string { return filepath.Join(s.cfg.Dir, "blobs") }
 
 func (s *Service) tempDir() string { return filepath.Join(s.cfg.Dir, "temp") }
 
-// canImage refuses what needs an imager where there is none.
+// canImage refuses what needs a driver that knows images where there is none.
 func (s *Service) canImage() error {
-	if s.imager == nil {
-		return fault.New(fault.Unsupported, "this server's driver cannot start from container images; use one of its templates")
+	switch {
+	case s.adder != nil:
+		return nil
+	case s.cfg.Pulls.Off != "":
+		return fault.New(fault.Unsupported, "%s", s.cfg.Pulls.Off)
 	}
-	return nil
+	return fault.New(fault.Unsupported, "this server's driver cannot start from container images; use one of its templates")
 }

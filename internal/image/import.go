@@ -27,7 +27,7 @@ type found struct {
 // Import brings in the images of an archive: of docker save, an OCI image layout or a root file system, which is told apart by
 // its content, plain or compressed. The name is for an archive that holds one image; without it the archive's own names count.
 func (s *Service) Import(ctx context.Context, tenant, name string, r io.Reader, progress func(template.PullProgress)) ([]Info, error) {
-	if err := s.canImage(); err != nil {
+	if err := s.canUnpack(); err != nil {
 		return nil, err
 	}
 	name, err := importName(name)

@@ -159,7 +159,7 @@ func describe(what, platform, digest string, m *v1.Manifest, config []byte) (blu
 		Image: template.Image{
 			Reference: what, Digest: digest, Config: m.Config.Digest.String(), Platform: platform, Layers: b.diffs,
 			Entrypoint: c.Config.Entrypoint, Cmd: c.Config.Cmd, Labels: c.Config.Labels,
-			Ports: slices.Sorted(maps.Keys(c.Config.ExposedPorts)), Created: created(c.Created.Time),
+			Ports: slices.Sorted(maps.Keys(c.Config.ExposedPorts)), Volumes: slices.Sorted(maps.Keys(c.Config.Volumes)), Created: created(c.Created.Time),
 		},
 	}
 	return b, nil
@@ -177,8 +177,8 @@ func created(t time.Time) time.Time {
 func environment(what string, c v1.Config) (map[string]string, error) {
 	n := 0
 	labels := slices.AppendSeq(slices.Collect(maps.Keys(c.Labels)), maps.Values(c.Labels))
-	ports := slices.Collect(maps.Keys(c.ExposedPorts))
-	for _, words := range [][]string{c.Env, c.Entrypoint, c.Cmd, {c.User, c.WorkingDir}, labels, ports} {
+	ports, volumes := slices.Collect(maps.Keys(c.ExposedPorts)), slices.Collect(maps.Keys(c.Volumes))
+	for _, words := range [][]string{c.Env, c.Entrypoint, c.Cmd, {c.User, c.WorkingDir}, labels, ports, volumes} {
 		for _, w := range words {
 			if n += len(w) + 1; n > maxWords {
 				return nil, fault.New(fault.Invalid, "the configuration of %s has more than %d bytes of environment, commands and labels", what, maxWords)

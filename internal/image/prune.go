@@ -24,7 +24,7 @@ func (s *Service) Prune(ctx context.Context, tenant string) (freed int64, remove
 	}
 	layers, err := s.pruneLayers(ctx)
 	freed += layers
-	if err != nil {
+	if err != nil || s.imager == nil {
 		return freed, removed, err
 	}
 	return freed, removed, s.forgetLayers(ctx, tenant)

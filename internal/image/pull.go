@@ -96,6 +96,9 @@ func (s *Service) pull(ctx context.Context, tenant string, ref reference, r temp
 	if err != nil {
 		return nil, err
 	}
+	if err := s.canPull(ref, creds); err != nil {
+		return nil, err
+	}
 	sum := sha256.Sum256([]byte(creds.Username + "\x00" + creds.Password))
 	key := strings.Join([]string{tenant, ref.String(), hex.EncodeToString(sum[:])}, "\x00")
 	got, err := s.share(ctx, s.pulls, key, r.Progress, func(ctx context.Context, f *flight) (any, error) {
@@ -143,6 +146,9 @@ func (s *Service) perform(ctx context.Context, f *flight, tenant string, ref ref
 	if err != nil {
 		return nil, err
 	}
+	if s.remote() {
+		b.add.Name = imageName(ref.pinned(b.digest), s.cfg.Platform) // two names of one image are asked for at two places
+	}
 	defer s.begin()()
 	// A tenant that has the template has had its layers.
 	if e, err := s.nameKnown(ctx, tenant, what, top, b.add.Name); !fault.Is(err, fault.NotFound) {
@@ -150,6 +156,9 @@ func (s *Service) perform(ctx context.Context, f *flight, tenant string, ref ref
 	}
 	if err := s.fits(what, b.layers); err != nil {
 		return nil, err
+	}
+	if s.remote() {
+		return s.addRemote(ctx, tenant, what, top, b)
 	}
 	if err := s.admit(ctx, tenant, what, b); err != nil {
 		return nil, err

@@ -67,7 +67,7 @@ func (s *Service) reserve(ctx context.Context, tenant, what, diff string, bytes 
 
 // within refuses layers that a tenant has no room for beside what it has.
 func (s *Service) within(ctx context.Context, tenant, what string, coming map[string]int64) error {
-	if s.cfg.MaxTenantBytes == 0 {
+	if s.cfg.MaxTenantBytes == 0 || s.imager == nil {
 		return nil
 	}
 	layers, bytes, err := s.holds(ctx, tenant)

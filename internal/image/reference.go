@@ -73,9 +73,14 @@ func checkName(r name.Repository) error {
 
 func (r reference) String() string {
 	if r.digest != "" {
-		return r.registry + "/" + r.repository + "@" + r.digest
+		return r.pinned(r.digest)
 	}
 	return r.registry + "/" + r.repository + ":" + r.tag
+}
+
+// pinned is the name of one manifest in the same place.
+func (r reference) pinned(digest string) string {
+	return r.registry + "/" + r.repository + "@" + digest
 }
 
 // identifier is what its registry knows the manifest by.

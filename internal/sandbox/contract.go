@@ -71,6 +71,7 @@ type Caps struct {
 	Pause       bool   `json:"pause"`    // Pause stops every process and keeps its memory
 	Snapshot    bool   `json:"snapshot"` // Snapshot makes a template of a sandbox's files
 	Images      bool   `json:"images"`   // it is an Imager
+	Pulls       bool   `json:"pulls"`    // it is a Puller and no Imager: its hosts pull images themselves
 	Mounts      bool   `json:"mounts"`   // StartRequest.Mounts is honoured
 }
 

@@ -7,6 +7,14 @@ import (
 	"github.com/covehq/cove/internal/template"
 )
 
+// Puller is a driver that makes templates of container images. One that is no Imager has hosts that pull images themselves, by their digest, when a
+// sandbox starts; Caps.Pulls says so.
+type Puller interface {
+	// AddImage makes the template of an image. A driver that is no Imager keeps nothing of it: the same request gives the same template, and whoever
+	// wants to find it again keeps the request.
+	AddImage(ctx context.Context, req ImageRequest) (*template.Template, error)
+}
+
 // Imager is a driver that keeps the layers of container images and makes templates of them; Caps.Images says so.
 type Imager interface {
 	// Layers are those of the given digests that are unpacked already.

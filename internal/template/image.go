@@ -12,7 +12,8 @@ type Image struct {
 	Entrypoint []string          `json:"entrypoint,omitempty"`
 	Cmd        []string          `json:"cmd,omitempty"`
 	Labels     map[string]string `json:"labels,omitempty"`
-	Ports      []string          `json:"ports,omitempty"` // that it says it listens on: 80/tcp
+	Ports      []string          `json:"ports,omitempty"`   // that it says it listens on: 80/tcp
+	Volumes    []string          `json:"volumes,omitempty"` // directories for which it wants a place of their own
 	Created    time.Time         `json:"created,omitzero"`
 	Bytes      int64             `json:"bytes,omitempty"` // unpacked
 	UID        int               `json:"uid"`             // of its user, like GID; −1: only the agent can tell

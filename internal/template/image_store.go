@@ -81,6 +81,22 @@ func (n NewImage) validate() error {
 	return nil
 }
 
+// Template is what an image gives its sandboxes beyond its files.
+func (n NewImage) Template() (*Template, error) {
+	if err := n.validate(); err != nil {
+		return nil, err
+	}
+	t := &Template{
+		Name: n.Name, Description: n.Description, Tenant: n.Tenant, Env: map[string]string{"PATH": imagePath},
+		User: cmp.Or(n.User, "root"), Workdir: path.Clean("/" + n.Workdir), Image: &n.Image,
+	}
+	maps.Copy(t.Env, n.Env)
+	if t.Env["PATH"] == "" {
+		t.Env["PATH"] = imagePath
+	}
+	return t, nil
+}
+
 // AddImage makes the template of an image. One that is there and the same is only returned.
 func (s *Store) AddImage(ctx context.Context, n NewImage) (*Template, error) {
 	if err := n.validate(); err != nil {
@@ -114,6 +130,10 @@ func (s *Store) AddImage(ctx context.Context, n NewImage) (*Template, error) {
 
 // imageTemplate composes the template; the caller holds the lock.
 func (s *Store) imageTemplate(n NewImage) (*Template, error) {
+	t, err := n.Template()
+	if err != nil {
+		return nil, err
+	}
 	above, below, err := s.frame()
 	if err != nil {
 		return nil, err
@@ -133,15 +153,7 @@ func (s *Store) imageTemplate(n NewImage) (*Template, error) {
 			lower = append(lower, at)
 		}
 	}
-	t := &Template{
-		Name: n.Name, Description: n.Description, Tenant: n.Tenant, Env: map[string]string{"PATH": imagePath},
-		User: cmp.Or(n.User, "root"), Workdir: path.Clean("/" + n.Workdir), Image: &n.Image,
-		Trees: []Tree{{Target: "/", Lower: append(lower, below)}},
-	}
-	maps.Copy(t.Env, n.Env)
-	if t.Env["PATH"] == "" {
-		t.Env["PATH"] = imagePath
-	}
+	t.Trees = []Tree{{Target: "/", Lower: append(lower, below)}}
 	t.Image.UID, t.Image.GID = s.imageUser(t)
 	t.Digest = digestOf(struct {
 		Version                 int

@@ -74,6 +74,8 @@ func TestWhatTheChartRefuses(t *testing.T) {
 		"a value that nobody reads":         {object{"replicaCount": 2}, "replicaCount"},
 		"a key of a URL, instead of a name": {object{"database": object{"url": "postgres://u:p@h/d"}}, "url"},
 		"no server at all":                  {object{"replicas": 0}, "replicas"},
+		"images of no place":                {object{"sandboxes": object{"images": object{"enabled": true, "allow": []any{"python"}}}}, "allow"},
+		"a pool of everybody's images":      {object{"sandboxes": object{"images": object{"enabled": true, "pool": 2}}}, "images"},
 		"an account that nobody has named":  {object{"serviceAccount": object{"create": false}}, "serviceAccount.name"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -212,5 +214,30 @@ func TestTheRoutersService(t *testing.T) {
 	away := services("cove", object{"router": object{"alias": true}})
 	if s := away["agent-sandbox-system/sandbox-router-svc"]; s.Spec.ExternalName != "sandbox-router-svc.cove.svc.cluster.local" {
 		t.Errorf("from elsewhere: %+v", away)
+	}
+}
+
+func TestImagesAreTheOperatorsToAllow(t *testing.T) {
+	configured := func(values object) string {
+		t.Helper()
+		for _, m := range find[corev1.ConfigMap](t, render(t, values), "ConfigMap") {
+			if text, ok := m.Data["cove.toml"]; ok {
+				_, images, _ := strings.Cut(text, "[kubernetes.images]")
+				images, _, _ = strings.Cut(images, "\n  [") // the next section
+				return images
+			}
+		}
+		return ""
+	}
+	if text := configured(plain["cove.yaml"]); strings.TrimSpace(text) != "enabled = false" {
+		t.Errorf("unasked it says %q", text)
+	}
+	text := configured(object{"sandboxes": object{"images": object{
+		"enabled": true, "allow": []any{"docker.io/library/*"}, "memory": "1GiB", "cpus": 2, "looser": true, "pull_secrets": []any{"ours"},
+	}}})
+	for _, line := range []string{"enabled = true", `allow = ["docker.io/library/*"]`, `memory = "1GiB"`, "cpus = 2\n", "looser = true", `pull_secrets = ["ours"]`} {
+		if !strings.Contains(text, line) {
+			t.Errorf("%q lacks %q", text, line)
+		}
 	}
 }

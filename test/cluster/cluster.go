@@ -117,7 +117,7 @@ func (c *cluster) say(format string, args ...any) {
 
 // up is a ladder; whoever calls it runs down when a rung breaks.
 func (c *cluster) up(ctx context.Context) error {
-	for _, d := range []string{"pki", "log", "pid", "node/cni", "node/kubelet"} {
+	for _, d := range []string{"pki", "log", "pid", "node/cni", "node/kubelet", "node/" + registries} {
 		if err := os.MkdirAll(c.path(d), 0o755); err != nil {
 			return err
 		}

@@ -45,6 +45,10 @@ func (c *cluster) writeJSON(name string, v any) error {
 	return c.write(name, data)
 }
 
+// registries is the directory in which a test says how a registry of its own is spoken to: HOST:PORT/hosts.toml. containerd
+// reads it at each pull.
+const registries = "registries"
+
 // containerdConfig is the form of 1.6 and 1.7, which Debian has. Machines without CAP_SYS_RESOURCE may not lower
 // oom_score_adj: hence restrict_oom_score_adj.
 var containerdConfig = template.Must(template.New("").Parse(`version = 2
@@ -60,6 +64,8 @@ state = {{.State}}
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = {{.Plugins}}
     conf_dir = {{.Networks}}
+  [plugins."io.containerd.grpc.v1.cri".registry]
+    config_path = {{.Registries}}
   [plugins."io.containerd.grpc.v1.cri".containerd]
     default_runtime_name = "runc"
     [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
@@ -75,7 +81,7 @@ func (c *cluster) writeContainerd() error {
 	}
 	err = containerdConfig.Execute(file, map[string]string{
 		"Root": strconv.Quote(c.path("node/containerd")), "State": strconv.Quote(c.path("node/run")), "Socket": strconv.Quote(c.socket()),
-		"Pause": strconv.Quote(pauseImage), "Plugins": strconv.Quote("/usr/lib/cni"), "Networks": strconv.Quote(c.path("node/cni")),
+		"Pause": strconv.Quote(pauseImage), "Plugins": strconv.Quote("/usr/lib/cni"), "Networks": strconv.Quote(c.path("node/cni")), "Registries": strconv.Quote(c.path("node", registries)),
 	})
 	if closed := file.Close(); err == nil {
 		err = closed

@@ -24,6 +24,7 @@ type Subject struct {
 	Tenant   string
 	Template *template.Template // with sh and coreutils; claims about kernels need Python
 	Limits   template.Limits
+	Image    template.Image // that hosts can pull, with sh; its zero value: there is none. Its digest is sha256:…
 }
 
 // Factory makes a subject for one group of claims; t.Cleanup closes it.
@@ -73,6 +74,8 @@ const (
 	needsSnapshot
 	needsMounts
 	needsImages
+	needsPulls
+	needsPulledImage
 )
 
 func (c claim) lacks(b *bench) string {
@@ -106,6 +109,15 @@ func (c claim) lacks(b *bench) string {
 		if !b.Driver.Caps().Images {
 			return "the driver says that it has no images"
 		}
+	case needsPulls:
+		if !b.Driver.Caps().Pulls {
+			return "the driver says that its hosts pull no images"
+		}
+	case needsPulledImage:
+		if b.Image.Digest == "" {
+			return "there is no image that a host could pull"
+		}
+		return claim{needs: needsPulls}.lacks(b)
 	}
 	return ""
 }

@@ -98,10 +98,63 @@ func (b *bench) image(t *testing.T, change func(*sandbox.ImageRequest), layers .
 	return made
 }
 
+// pulled asks for a template of the image that hosts can pull.
+func (b *bench) pulled() sandbox.ImageRequest {
+	r := sandbox.ImageRequest{
+		Tenant: b.Tenant, Name: fmt.Sprintf("img-%016x%016x", 3, 4), Image: b.Image, Env: map[string]string{"COLOUR": "blue"}, Workdir: "/tmp/deep",
+	}
+	if r.Image.Digest == "" {
+		r.Image = template.Image{Reference: "registry.test/claim:1", Digest: digestOf([]byte("a manifest"))}
+	}
+	return r
+}
+
 var images = []claim{
 	{"a driver is an Imager if it says so", needsNothing, func(t *testing.T, b *bench) {
 		if _, is := b.Driver.(sandbox.Imager); is != b.Driver.Caps().Images {
 			t.Errorf("%v, says %v", is, b.Driver.Caps().Images)
+		}
+	}},
+	{"a driver keeps images or has them pulled, and never both", needsNothing, func(t *testing.T, b *bench) {
+		caps := b.Driver.Caps()
+		if _, is := b.Driver.(sandbox.Puller); (caps.Images || caps.Pulls) && !is || caps.Images && caps.Pulls {
+			t.Errorf("%v, says %+v", is, caps)
+		}
+	}},
+	{"an image that hosts pull is the same template each time, and its tenant's", needsPulls, func(t *testing.T, b *bench) {
+		r := b.pulled()
+		first, err := b.Driver.(sandbox.Puller).AddImage(t.Context(), r)
+		if err != nil || first.Tenant != b.Tenant || first.Name != r.Name || first.Image == nil || first.Image.Digest != r.Image.Digest || first.Env["COLOUR"] != "blue" {
+			t.Fatalf("%+v %v", first, err)
+		}
+		second, err := b.Driver.(sandbox.Puller).AddImage(t.Context(), r)
+		if err != nil || second.Digest != first.Digest {
+			t.Errorf("%+v %v", second, err)
+		}
+		r.Image.Digest = digestOf([]byte("another"))
+		if third, err := b.Driver.(sandbox.Puller).AddImage(t.Context(), r); err != nil || third.Digest == first.Digest {
+			t.Errorf("%+v %v", third, err)
+		}
+	}},
+	{"an image that hosts pull has a name, a tenant and a digest", needsPulls, func(t *testing.T, b *bench) {
+		for _, spoil := range []func(*sandbox.ImageRequest){
+			func(r *sandbox.ImageRequest) { r.Name = "other" }, func(r *sandbox.ImageRequest) { r.Tenant = "" },
+			func(r *sandbox.ImageRequest) { r.Image.Digest = "latest" }, func(r *sandbox.ImageRequest) { r.User = "a b" },
+		} {
+			r := b.pulled()
+			spoil(&r)
+			_, err := b.Driver.(sandbox.Puller).AddImage(t.Context(), r)
+			expectKind(t, err, fault.Invalid)
+		}
+	}},
+	{"a sandbox starts from an image that its host pulls, with its variables and directory", needsPulledImage, func(t *testing.T, b *bench) {
+		made, err := b.Driver.(sandbox.Puller).AddImage(t.Context(), b.pulled())
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := b.from(t, made)
+		if got := s.exec(t, agentapi.ExecParams{Argv: []string{"/bin/sh", "-c", "pwd; echo $COLOUR; echo kept > here; cat here"}}); got.stdout != "/tmp/deep\nblue\nkept\n" {
+			t.Errorf("%+v", got)
 		}
 	}},
 	{"a sandbox starts from an image, with its files, variables, directory and user", needsImages, func(t *testing.T, b *bench) {

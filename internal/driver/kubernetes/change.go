@@ -73,6 +73,9 @@ func (d *Driver) resize(ctx context.Context, l *living, limits template.Limits) 
 		return missing(l.id)
 	}
 	k := d.kinds[pod.Labels[labelTemplate]]
+	if pod.Annotations[annotationImage] != "" {
+		k = d.images
+	}
 	if k == nil {
 		return fault.New(fault.Unsupported, "the template of sandbox %s is not this server's any more", l.id)
 	}

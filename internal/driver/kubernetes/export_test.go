@@ -9,11 +9,12 @@ import (
 
 	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/template"
 )
 
 // Claim is the part of Start before anybody speaks to the Pod; empty when no Pod waits.
-func (d *Driver) Claim(ctx context.Context, template, id string) (string, error) {
-	pod, err := d.claim(ctx, d.kinds[template], sandbox.StartRequest{ID: id, Tenant: "t1"})
+func (d *Driver) Claim(ctx context.Context, name, id string) (string, error) {
+	pod, err := d.claim(ctx, d.kinds[name], sandbox.StartRequest{ID: id, Tenant: "t1"})
 	if pod == nil {
 		return "", err
 	}
@@ -21,9 +22,18 @@ func (d *Driver) Claim(ctx context.Context, template, id string) (string, error)
 }
 
 // Pod is what the driver would make for a template.
-func (d *Driver) Pod(template string) (*corev1.Pod, error) {
-	k := d.kinds[template]
+func (d *Driver) Pod(name string) (*corev1.Pod, error) {
+	k := d.kinds[name]
 	return d.pod(k, podRequest{name: podName(k.name), labels: map[string]string{labelState: stateIdle}, limits: k.limits()})
+}
+
+// PodOf is what it would make for a template of an image.
+func (d *Driver) PodOf(t *template.Template) (*corev1.Pod, error) {
+	k, err := d.kind(t)
+	if err != nil {
+		return nil, err
+	}
+	return d.pod(k, podRequest{name: podName(k.name), labels: map[string]string{labelState: stateClaimed}, limits: k.limits()})
 }
 
 // EndOf says how a Pod ended.
@@ -65,4 +75,4 @@ func (d *Driver) Asked() (n int) {
 }
 
 // Digest is a template's.
-func (d *Driver) Digest(template string) string { return d.kinds[template].digest }
+func (d *Driver) Digest(name string) string { return d.kinds[name].digest }

@@ -33,6 +33,7 @@ type Config struct {
 	PullPolicy   string // of that image
 	Owner        string // this server among others: the name of its Pod
 	Templates    map[string]Template
+	Images       *Template     // what Pods are besides whose image a tenant names; nil: tenants name none
 	RuntimeClass string        // where a template says none
 	Nameservers  []string      // of sandboxes; empty: those of their node
 	StartTimeout time.Duration // how long a start may take; zero: a minute
@@ -55,8 +56,11 @@ type Driver struct {
 	agents *podapi.Client
 	view   *view
 	kinds  map[string]*kind
+	images *kind // what Pods of tenants' images are like; nil: there are none
 	lease  *lease
 	keeper *keeper // used by the leader's goroutine alone
+	// installation is what every Pod is made from besides its template.
+	installation []string
 
 	life context.Context // of everything that runs beside; Close ends it
 	stop context.CancelFunc
@@ -100,12 +104,9 @@ func New(ctx context.Context, cfg Config) (_ *Driver, err error) {
 		return nil, err
 	}
 	d.agents = podapi.NewClient(authority, cfg.Owner)
-	for name, t := range cfg.Templates {
-		k, err := newKind(name, t, cfg.Image, cfg.PullPolicy, cfg.RuntimeClass, fmt.Sprint(cfg.Nameservers), string(authority.Certificate))
-		if err != nil {
-			return nil, err
-		}
-		d.kinds[name] = k
+	d.installation = []string{cfg.Image, cfg.PullPolicy, cfg.RuntimeClass, fmt.Sprint(cfg.Nameservers), string(authority.Certificate)}
+	if err := d.describe(); err != nil {
+		return nil, err
 	}
 	if err := d.ensurePolicies(ctx); err != nil {
 		return nil, err
@@ -118,6 +119,25 @@ func New(ctx context.Context, cfg Config) (_ *Driver, err error) {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
+}
+
+// describe completes what Pods are made from.
+func (d *Driver) describe() error {
+	for name, t := range d.cfg.Templates {
+		k, err := newKind(name, t, d.installation...)
+		if err != nil {
+			return err
+		}
+		d.kinds[name] = k
+	}
+	if d.cfg.Images == nil {
+		return nil
+	}
+	like := *d.cfg.Images
+	like.Image = imagesName
+	var err error
+	d.images, err = d.newImageKind(imagesName, like)
+	return err
 }
 
 // connect checks what does not depend on the cluster, and finds the cluster.
@@ -162,7 +182,7 @@ func (d *Driver) run(ctx context.Context) error {
 
 // Caps says what a Pod can give. A hardened Pod has no sudo; which templates are looser is the operator's choice.
 func (d *Driver) Caps() sandbox.Caps {
-	return sandbox.Caps{Name: "kubernetes", Isolation: "pod", WarmKernels: true, Limits: true, Network: d.cfg.Policies, Disk: "ephemeral"}
+	return sandbox.Caps{Name: "kubernetes", Isolation: "pod", WarmKernels: true, Limits: true, Network: d.cfg.Policies, Disk: "ephemeral", Pulls: d.images != nil}
 }
 
 // Templates are what sandboxes can be made of.
@@ -177,6 +197,9 @@ func (d *Driver) Templates() []*template.Template {
 func (d *Driver) kind(t *template.Template) (*kind, error) {
 	if t != nil && d.kinds[t.Name] != nil {
 		return d.kinds[t.Name], nil
+	}
+	if t != nil && t.Image != nil {
+		return d.imageKind(t)
 	}
 	return nil, fault.New(fault.NotFound, "this server has no such template; there are %v", slices.Sorted(maps.Keys(d.kinds)))
 }
@@ -248,5 +271,5 @@ func (d *Driver) Snapshot(context.Context, sandbox.SnapshotRequest) (*template.T
 	return nil, errTemplates
 }
 
-// RemoveTemplate is not possible here.
+// RemoveTemplate is not possible here: templates are the operator's, and of images nothing is kept.
 func (d *Driver) RemoveTemplate(context.Context, string, string) error { return errTemplates }

@@ -52,7 +52,7 @@ func openFor(t *testing.T, a *api, owner string, templates map[string]kubernetes
 		level = slog.LevelDebug
 	}
 	d, err := kubernetes.New(t.Context(), kubernetes.Config{
-		Namespace: "boxes", Image: "cove", Owner: owner, Templates: templates, Policies: true, Servers: map[string]string{"app": "cove"}, Rest: a.config(), StartTimeout: start,
+		Namespace: "boxes", Image: "cove", Owner: owner, Templates: templates, Images: &kubernetes.Template{}, Policies: true, Servers: map[string]string{"app": "cove"}, Rest: a.config(), StartTimeout: start,
 		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level})),
 	})
 	if err != nil {
@@ -73,6 +73,6 @@ func TestDriver(t *testing.T) {
 	newKubelet(t, a)
 	d := open(t, a, "server-1", map[string]kubernetes.Template{"python": template(t, 4)})
 	drivertest.Run(t, func(*testing.T) drivertest.Subject {
-		return drivertest.Subject{Driver: d, Tenant: "t1", Template: d.Templates()[0]}
+		return drivertest.Subject{Driver: d, Tenant: "t1", Template: d.Templates()[0], Image: anImage}
 	})
 }

@@ -27,6 +27,7 @@ const (
 	annotationDeadline = "cove.dev/deadline"
 	annotationOwner    = "cove.dev/owner" // the server that claimed it
 	annotationClaimed  = "cove.dev/claimed-at"
+	annotationImage    = "cove.dev/image" // that a tenant has named
 
 	// Names of agent-sandbox, for tools that know them.
 	labelNameHash   = "agents.x-k8s.io/sandbox-name-hash"

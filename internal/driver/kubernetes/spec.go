@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +16,7 @@ import (
 const (
 	containerName = "sandbox"
 	installName   = "install"
+	seedName      = "seed"
 	volumeCove    = "cove"
 	volumeShm     = "shm"
 	// installDir is where the init container has the volume. Its image has nothing of that name.
@@ -39,11 +41,11 @@ type podRequest struct {
 	memory bool // writable directories are in memory
 }
 
-// pod is the whole object. Nothing of a tenant's is in its spec.
+// pod is the whole object. Nothing of a tenant's is in its spec, but the image that it names.
 func (d *Driver) pod(k *kind, r podRequest) (*corev1.Pod, error) {
 	settings, err := podapi.EncodeSettings(podapi.Settings{
 		Name: r.name, Token: d.agents.Authority().Token(r.name), Authority: d.agents.Authority().Certificate,
-		Python: k.Python, Preload: k.Preload, Warmup: k.Warmup, UserSite: k.UserSite, User: k.User, Home: k.Home, Workdir: k.Workdir,
+		Python: k.Python, Preload: k.Preload, Warmup: k.Warmup, UserSite: k.UserSite, User: k.User, Home: k.Home, Workdir: k.Workdir, Foreign: k.foreign,
 	})
 	if err != nil {
 		return nil, err
@@ -67,6 +69,12 @@ func (d *Driver) pod(k *kind, r podRequest) (*corev1.Pod, error) {
 			Containers:                    []corev1.Container{d.container(k, r, settings)},
 		},
 	}
+	if k.foreign {
+		pod.Annotations = with(pod.Annotations, annotationImage, k.Image)
+	}
+	if len(k.seeds) > 0 {
+		pod.Spec.InitContainers = append(pod.Spec.InitContainers, d.seeder(k, r))
+	}
 	d.resolver(&pod.Spec)
 	if class := orElse(k.RuntimeClass, d.cfg.RuntimeClass); class != "" {
 		pod.Spec.RuntimeClassName = &class
@@ -78,6 +86,15 @@ func (d *Driver) pod(k *kind, r podRequest) (*corev1.Pod, error) {
 }
 
 func ptr[T any](v T) *T { return &v }
+
+func with(all map[string]string, key, value string) map[string]string {
+	all = maps.Clone(all)
+	if all == nil {
+		all = map[string]string{}
+	}
+	all[key] = value
+	return all
+}
 
 func orElse(value, other string) string {
 	if value != "" {
@@ -97,9 +114,9 @@ func (d *Driver) resolver(spec *corev1.PodSpec) {
 func podSecurity(k *kind) *corev1.PodSecurityContext {
 	s := &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}
 	if !k.Looser {
-		id := int64(k.UID)
+		id, group := int64(k.UID), int64(k.GID)
 		// No fsGroup: everybody in the Pod may write to its volumes anyway, and a group of theirs would be passed on to every file.
-		s.RunAsNonRoot, s.RunAsUser, s.RunAsGroup = ptr(true), &id, &id
+		s.RunAsNonRoot, s.RunAsUser, s.RunAsGroup = ptr(true), &id, &group
 	}
 	return s
 }

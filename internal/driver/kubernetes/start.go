@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -85,6 +86,9 @@ func (d *Driver) settle(ctx context.Context, l *living, k *kind, req sandbox.Sta
 		if err != nil {
 			d.undo(pod)
 		}
+		if errors.Is(err, errUnpulled) { // its caller is not told all of it
+			d.log.Warn("a tenant's image cannot be pulled", "sandbox", req.ID, "tenant", req.Tenant, "error", err)
+		}
 	}()
 	if networkLabel(req.Network) == networkOwn {
 		if err := d.ownPolicy(ctx, pod, req.ID, req.Network); err != nil {
@@ -151,6 +155,9 @@ func (d *Driver) explain(ctx context.Context, pod *corev1.Pod, err error) error 
 	if waiting := waitingReason(pod); waiting != "" {
 		return fault.Wrap(fault.Unavailable, err, "its Pod is waiting: %s", waiting)
 	}
+	if image := pod.Annotations[annotationImage]; image != "" {
+		return fault.Wrap(fault.Unavailable, err, "its Pod was not started in time; if %s is large, the operator can give it longer (sandbox.start_timeout)", image)
+	}
 	return fault.Wrap(fault.Unavailable, err, "its Pod was not started in time")
 }
 
@@ -165,9 +172,10 @@ func stillborn(pod *corev1.Pod) error {
 		if w == nil {
 			continue
 		}
+		if slices.Contains(pullFailures, w.Reason) {
+			return unpulled(pod, s)
+		}
 		switch w.Reason {
-		case "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError":
-			return fault.New(fault.Unavailable, "the image %s cannot be had: %s: %s", s.Image, w.Reason, w.Message)
 		case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
 			return fault.New(fault.Unavailable, "its container cannot be started: %s: %s", w.Reason, w.Message)
 		}
@@ -192,7 +200,7 @@ func (d *Driver) boot(ctx context.Context, l *living, k *kind, req sandbox.Start
 	}
 	maps.Copy(env, req.Env)
 	order := podapi.Order{Op: podapi.OpBoot, Left: left(req.Deadline), Boot: &agentapi.Boot{
-		ID: req.ID, Hostname: req.ID, Env: env, User: "user", Workdir: k.Workdir, Sudo: k.Looser, OpenFiles: req.Limits.OpenFiles,
+		ID: req.ID, Hostname: req.ID, Env: env, User: "user", Workdir: k.Workdir, Sudo: k.domain.Sudo, OpenFiles: req.Limits.OpenFiles,
 	}}
 	if k.Looser {
 		order.Boot.User = k.User

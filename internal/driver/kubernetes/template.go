@@ -24,6 +24,7 @@ type Template struct {
 	Env          map[string]string
 	User         string // who commands run as in a looser Pod; empty: uid 1000
 	UID          int    // of a hardened Pod's one user; zero: 1000
+	GID          int    // of its group; zero: as its uid
 	Home         string // empty: /home/user
 	Workdir      string // empty: the home
 	Python       string // interpreter of kernels; empty: none
@@ -66,10 +67,11 @@ func (t Template) complete(name string) (Template, error) {
 	if t.Image == "" {
 		return t, fmt.Errorf("template %s: image is missing", name)
 	}
-	if t.Pool < 0 || t.Pool > maxPool || t.CPUs < 0 || t.CPURequest < 0 || t.Memory < 0 || t.MemRequest < 0 || t.Disk < 0 || t.UID < 0 {
+	if t.Pool < 0 || t.Pool > maxPool || t.CPUs < 0 || t.CPURequest < 0 || t.Memory < 0 || t.MemRequest < 0 || t.Disk < 0 || t.UID < 0 || t.GID < 0 {
 		return t, fmt.Errorf("template %s: no number can be negative, and a pool has at most %d Pods", name, maxPool)
 	}
 	t.UID = cmp.Or(t.UID, defaultUID)
+	t.GID = cmp.Or(t.GID, t.UID)
 	t.Home = cmp.Or(t.Home, defaultHome)
 	t.Workdir = cmp.Or(t.Workdir, t.Home)
 	t.User = cmp.Or(t.User, fmt.Sprint(t.UID))
@@ -106,6 +108,9 @@ type kind struct {
 	name   string
 	digest string
 	domain *template.Template
+
+	foreign bool     // the image is a tenant's
+	seeds   []string // directories of the image's that are copied into the volumes in their place
 }
 
 // newKind needs everything that goes into a Pod: where any of it changes, so does the digest, and waiting Pods are replaced.

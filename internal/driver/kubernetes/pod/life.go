@@ -58,7 +58,7 @@ func (s *server) boot(ctx context.Context, o podapi.Order) (podapi.Booted, error
 
 func (s *server) begin(ctx context.Context, l *life, left time.Duration) (err error) {
 	l.boot.Python, l.boot.Kernel = s.settings.Python, ""
-	if l.boot.Python != "" {
+	if l.boot.Python != "" || s.settings.Foreign { // whether the image has an interpreter is seen when somebody wants a kernel
 		l.boot.Kernel = filepath.Join(s.settings.Dir, "kernel", "kernel.py")
 	}
 	if os.Getuid() == 0 {
@@ -67,7 +67,7 @@ func (s *server) begin(ctx context.Context, l *life, left time.Duration) (err er
 		l.boot.User, l.boot.Sudo = cmp.Or(l.boot.User, "user"), false
 	}
 	l.agent, err = agent.New(agent.Config{
-		Boot: l.boot, PID1: os.Getpid() == 1, Home: s.settings.Home, Shortages: func() int { return usage(cgroupDir).OOMKills },
+		Boot: l.boot, PID1: os.Getpid() == 1, Home: s.home(), Shortages: func() int { return usage(cgroupDir).OOMKills },
 	})
 	if err != nil {
 		return err
@@ -80,6 +80,18 @@ func (s *server) begin(ctx context.Context, l *life, left time.Duration) (err er
 	}
 	return s.firstKernel(ctx, l)
 }
+
+// home is where the user of a hardened Pod lives. In a tenant's image that is where the image says, if the user can write there.
+func (s *server) home() string {
+	if s.settings.Foreign {
+		if own := homeOf(os.Getuid()); own != "" && syscall.Access(own, accessWrite) == nil {
+			return ""
+		}
+	}
+	return s.settings.Home
+}
+
+const accessWrite = 2
 
 // firstKernel gives a new sandbox its default kernel and returns when that takes cells.
 func (s *server) firstKernel(ctx context.Context, l *life) error {

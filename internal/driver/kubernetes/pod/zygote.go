@@ -1,6 +1,7 @@
 package pod
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -150,6 +151,27 @@ func lookPython(name string) (string, error) {
 	}
 	return "", fmt.Errorf("there is no %s in the image", name)
 }
+
+// homeOf is the home that an image names for a user; empty: it does not.
+func homeOf(uid int) string {
+	file, err := os.OpenFile("/etc/passwd", os.O_RDONLY|syscall.O_NONBLOCK, 0) // the image may have anything there
+	if err != nil {
+		return ""
+	}
+	defer file.Close()
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
+		return ""
+	}
+	for lines := bufio.NewScanner(io.LimitReader(file, maxAccounts)); lines.Scan(); {
+		if f := strings.Split(lines.Text(), ":"); len(f) >= 7 && f[2] == strconv.Itoa(uid) {
+			return f[5]
+		}
+	}
+	return ""
+}
+
+// maxAccounts is how much of a file of accounts is read.
+const maxAccounts = 4 << 20
 
 func findAccount(name string) (account, error) {
 	if id, err := strconv.Atoi(name); err == nil {

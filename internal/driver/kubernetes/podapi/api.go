@@ -20,6 +20,8 @@ const (
 	Program   = Dir + "/cove-pod"
 	KernelDir = Dir + "/kernel"
 	SudoDir   = Dir + "/bin"
+	// SeedDir is where volumes are, each below it under its later place, while they are given what the image has there.
+	SeedDir = "/run/cove-seed"
 )
 
 // Variable is the environment variable of the container that holds a Settings as JSON. The program takes it out of its environment before it
@@ -46,7 +48,8 @@ type Settings struct {
 	User      string   `json:"user,omitempty"` // of commands, where the container runs as root
 	Home      string   `json:"home,omitempty"` // of the container's user, where that is not root
 	Workdir   string   `json:"workdir,omitempty"`
-	Dir       string   `json:"dir,omitempty"` // empty: Dir; tests have another
+	Foreign   bool     `json:"foreign,omitempty"` // nobody has described the image: its own python3 runs kernels, and its user's home is what it says
+	Dir       string   `json:"dir,omitempty"`     // empty: Dir; tests have another
 }
 
 // The first byte of a connection, behind the proof, says what it is for.

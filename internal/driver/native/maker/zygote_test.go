@@ -81,7 +81,7 @@ func TestOnlyAFailureOfItsOwnEndsAZygote(t *testing.T) {
 		defer close(ended)
 		_ = sleeper.Wait()
 	}()
-	defer sleeper.Process.Kill() //nolint:errcheck // it may have ended
+	defer sleeper.Process.Kill() // it may have ended
 	mine, theirs, err := wire.Pair(unix.SOCK_SEQPACKET)
 	if err != nil {
 		t.Fatal(err)

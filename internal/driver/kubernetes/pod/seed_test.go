@@ -1,0 +1,115 @@
+package pod_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/covehq/cove/internal/driver/kubernetes/pod"
+)
+
+// tree writes files by name; a name that ends in a slash is a directory, a text that begins with an arrow a link.
+func tree(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		at := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(at), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		err := error(nil)
+		if target, ok := strings.CutPrefix(text, "->"); ok {
+			err = os.Symlink(target, at)
+		} else {
+			err = os.WriteFile(at, []byte(text), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestAVolumeHasWhatItsImageHasThere(t *testing.T) {
+	from, to := tree(t, map[string]string{"main.py": "print()", "deep/er/x": "1", "link": "->main.py", "out": "->/etc/passwd"}), t.TempDir()
+	old := time.Date(2020, 1, 2, 3, 4, 5, 0, time.UTC)
+	for name, mode := range map[string]os.FileMode{"main.py": 0o555, "deep/er": 0o555} {
+		if err := os.Chmod(filepath.Join(from, name), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Chtimes(filepath.Join(from, "main.py"), old, old); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(to+from, 0o777); err != nil { // where the volume is
+		t.Fatal(err)
+	}
+	for range 2 { // an init container may be started again
+		if err := pod.SeedTo(to, 100, from); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at := to + from
+	if text, err := os.ReadFile(filepath.Join(at, "deep/er/x")); err != nil || string(text) != "1" {
+		t.Errorf("%q %v", text, err)
+	}
+	mode := os.FileMode(0o755)
+	if os.Getuid() == 0 { // who may write anyway
+		mode = 0o555
+	}
+	if info, err := os.Stat(filepath.Join(at, "main.py")); err != nil || info.Mode().Perm() != mode || !info.ModTime().Equal(old) {
+		t.Errorf("%v %v", info, err)
+	}
+	if info, err := os.Stat(filepath.Join(at, "deep/er")); err != nil || info.Mode().Perm() != mode {
+		t.Errorf("%v %v", info, err)
+	}
+	for name, want := range map[string]string{"link": "main.py", "out": "/etc/passwd"} {
+		if target, err := os.Readlink(filepath.Join(at, name)); err != nil || target != want {
+			t.Errorf("%s %v", target, err)
+		}
+	}
+}
+
+func TestRootLeavesFilesToTheirOwners(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("others are their only owner")
+	}
+	from, to := tree(t, map[string]string{"data": "1"}), t.TempDir()
+	if err := os.MkdirAll(to+from, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"", "data"} {
+		if err := os.Chown(filepath.Join(from, name), 999, 998); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := pod.SeedTo(to, 100, from); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"", "data"} {
+		info, err := os.Stat(filepath.Join(to+from, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if stat := info.Sys().(*syscall.Stat_t); stat.Uid != 999 || stat.Gid != 998 {
+			t.Errorf("%q is %d:%d's", name, stat.Uid, stat.Gid)
+		}
+	}
+}
+
+func TestAVolumeTakesNoMoreThanADiskHolds(t *testing.T) {
+	from := tree(t, map[string]string{"a": strings.Repeat("x", 60), "b": strings.Repeat("x", 60)})
+	to := t.TempDir()
+	if err := os.MkdirAll(to+from, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := pod.SeedTo(to, 100, from); err == nil || !strings.Contains(err.Error(), "disk") {
+		t.Errorf("%v", err)
+	}
+	if err := pod.SeedTo(to, 100, "/nowhere/at/all"); err != nil {
+		t.Errorf("a directory that the image does not have: %v", err)
+	}
+}
