@@ -58,6 +58,7 @@ class Kernel {
         System.setOut(new PrintStream(new FileOutputStream(FileDescriptor.out), true, "UTF-8"));
         System.setErr(new PrintStream(new FileOutputStream(FileDescriptor.err), true, "UTF-8"));
         environment = environment();
+        System.getenv().forEach(System.getProperties()::putIfAbsent); // as a cell's own variables are, see enter
         shell = JShell.builder().executionEngine("local").build();
         for (String name : List.of("java.io", "java.math", "java.net", "java.nio.file", "java.util", "java.util.concurrent",
                 "java.util.function", "java.util.regex", "java.util.stream")) {

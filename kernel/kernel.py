@@ -1578,7 +1578,7 @@ class Kernel:
             finally:
                 self.open_to_interrupt = False
         except SystemExit as e:
-            if not self.rich or isinstance(e, Leave) or os.getpid() != pid:
+            if not (self.rich or request.get("notebook")) or isinstance(e, Leave) or os.getpid() != pid:
                 leave = e
             else:  # as in a notebook, where a program's sys.exit is an error and its variables are looked at next
                 outcome = "error"

@@ -115,7 +115,8 @@ func (k *kernel) send(r *run) {
 		return
 	}
 	err := agentapi.WriteJSON(k.conn, agentapi.FrameRequest, agentapi.KernelRequest{
-		ID: newID("r"), Code: r.params.Code, Env: r.params.Env, Cwd: r.params.Cwd, Silent: r.params.Silent, Rich: r.params.Rich, State: r.params.State,
+		ID: newID("r"), Code: r.params.Code, Env: r.params.Env, Cwd: r.params.Cwd, Silent: r.params.Silent,
+		Rich: r.params.Rich, Notebook: r.params.Notebook, State: r.params.State,
 	})
 	var protocol *agentapi.ProtocolError
 	if errors.As(err, &protocol) { // a request fits into a frame, so this one's wrapping did not

@@ -1,7 +1,10 @@
 package agent_test
 
 import (
+	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -78,6 +81,46 @@ func TestAPortIsOpened(t *testing.T) {
 		if err := h.Listen(t.Context(), agentapi.ListenParams{Port: bad}); !fault.Is(err, fault.Invalid) {
 			t.Fatalf("port %d: %v", bad, err)
 		}
+	}
+}
+
+func TestAPortSaysThatItIsWell(t *testing.T) {
+	h := newHome(t, agentapi.Boot{})
+	free, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := free.Addr().(*net.TCPAddr)
+	free.Close()
+	if err := h.Listen(t.Context(), agentapi.ListenParams{Port: at.Port, Health: "/health"}); err != nil {
+		t.Fatal(err)
+	}
+	silent, err := net.Dial("tcp4", at.String()) // does not hold up the others for long
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	for path, want := range map[string]string{"/health": `200 "OK"`, "/execute": `404 {"detail":"Not Found"}`} {
+		got, err := http.Get("http://" + at.String() + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(got.Body)
+		got.Body.Close()
+		if said := fmt.Sprintf("%d %s", got.StatusCode, body); err != nil || said != want {
+			t.Errorf("%s: %s, %v", path, said, err)
+		}
+	}
+	for _, odd := range []string{"GET\r\n\r\n", strings.Repeat("x", 10_000)} {
+		conn, err := net.Dial("tcp4", at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.WriteString(conn, odd)
+		if said, _ := io.ReadAll(conn); len(said) > 0 {
+			t.Errorf("%.10q: %q", odd, said)
+		}
+		conn.Close()
 	}
 }
 

@@ -47,7 +47,7 @@ const (
 	OpDial        Op = "dial"         // DialParams; Event started, then Data frames both ways; EOF is a half close
 	OpMetrics     Op = "metrics"      // none → Metrics
 	OpAccount     Op = "account"      // AccountParams → Account
-	OpListen      Op = "listen"       // ListenParams → none: a port of loopback that takes connections and says nothing
+	OpListen      Op = "listen"       // ListenParams → none: a port of loopback that takes connections and says no more than that it is there
 	OpHalt        Op = "halt"         // none → none when every process but the agent is gone; files stay
 	OpCollect     Op = "collect"      // CollectParams; Event started, then for each file Event found, Data frames, EOF (or Event notice: it broke off) → Collected
 	OpDiscard     Op = "discard"      // DiscardParams → Discarded
@@ -282,10 +282,11 @@ type RunParams struct {
 	Cwd        string            `json:"cwd,omitempty"` // for this cell only
 	TimeoutMS  int64             `json:"timeout_ms,omitempty"`
 	Disconnect Disconnect        `json:"disconnect,omitempty"`
-	Silent     bool              `json:"silent,omitempty"` // no history, no count
-	Rich       bool              `json:"rich,omitempty"`   // results also as data: see MIMEData and MIMEChart
-	State      bool              `json:"state,omitempty"`  // End.Value tells what the kernel holds then, as Holding, where it can
-	Box        string            `json:"box,omitempty"`    // a directory of which End.Empty tells whether anything was left in it
+	Silent     bool              `json:"silent,omitempty"`   // no history, no count
+	Rich       bool              `json:"rich,omitempty"`     // results also as data: see MIMEData and MIMEChart; implies Notebook
+	Notebook   bool              `json:"notebook,omitempty"` // sys.exit is an error, after which variables are there, and not the kernel's end
+	State      bool              `json:"state,omitempty"`    // End.Value tells what the kernel holds then, as Holding, where it can
+	Box        string            `json:"box,omitempty"`      // a directory of which End.Empty tells whether anything was left in it
 }
 
 // Holding is what a kernel holds after a cell.
@@ -537,7 +538,8 @@ type DialParams struct {
 
 // ListenParams name a port of loopback.
 type ListenParams struct {
-	Port int `json:"port"`
+	Port   int    `json:"port"`
+	Health string `json:"health,omitempty"` // a path of HTTP that says OK there; without it connections are taken and closed
 }
 
 // Metrics is what the agent sees from inside; the driver's own accounting is the authority.

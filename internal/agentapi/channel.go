@@ -70,13 +70,14 @@ type KernelBirth struct {
 
 // KernelRequest asks a kernel to run one cell.
 type KernelRequest struct {
-	ID     string            `json:"id"`
-	Code   string            `json:"code"`
-	Env    map[string]string `json:"env,omitempty"`
-	Cwd    string            `json:"cwd,omitempty"`
-	Silent bool              `json:"silent,omitempty"`
-	Rich   bool              `json:"rich,omitempty"`
-	State  bool              `json:"state,omitempty"`
+	ID       string            `json:"id"`
+	Code     string            `json:"code"`
+	Env      map[string]string `json:"env,omitempty"`
+	Cwd      string            `json:"cwd,omitempty"`
+	Silent   bool              `json:"silent,omitempty"`
+	Rich     bool              `json:"rich,omitempty"`
+	Notebook bool              `json:"notebook,omitempty"`
+	State    bool              `json:"state,omitempty"`
 }
 
 // Rehearse is the argument that tells an agent that nobody waits for it yet.

@@ -89,11 +89,11 @@ class Java(unittest.TestCase):
         self.assertEqual(self.kernel.value("ran"), "1")
 
     def test_environment_of_a_cell(self):
-        code = 'System.getenv("HAVE") + System.getenv("MORE") + System.getProperty("MORE")'
-        self.assertEqual(self.kernel.value(code, env={"HAVE": "2", "MORE": "\u00e9"}), '"2\u00e9\u00e9"')
+        code = 'System.getenv("HAVE") + System.getProperty("HAVE") + System.getenv("MORE") + System.getProperty("MORE")'
+        self.assertEqual(self.kernel.value(code, env={"HAVE": "2", "MORE": "\u00e9"}), '"22\u00e9\u00e9"')
         child = 'var b = new ProcessBuilder("sh", "-c", "echo $HAVE$MORE"); b.environment(); new String(b.start().getInputStream().readAllBytes()).strip()'
         self.assertEqual(self.kernel.value(child, env={"MORE": "3"}), '"13"')
-        self.assertEqual(self.kernel.value(code), '"1nullnull"')
+        self.assertEqual(self.kernel.value(code), '"11nullnull"')
 
     def test_the_directory_is_the_one_it_was_started_in(self):
         self.assertEqual(self.kernel.value('Path.of("").toAbsolutePath().toString()', cwd="/usr"), '"/usr"')

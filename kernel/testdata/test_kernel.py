@@ -373,15 +373,15 @@ class Leaving(Claims):
 
     def test_a_program_that_exits_in_a_notebook_leaves_its_variables(self):
         kernel = self.own()
-        for code, value in (("kept = 1; import sys; sys.exit(4)", "4"), ("kept = 2\nraise SystemExit('why')", "why"),
-                            ("kept = 3; import sys; sys.exit()", "")):
+        for code, value, how in (("kept = 1; import sys; sys.exit(4)", "4", "rich"), ("kept = 2\nraise SystemExit('why')", "why", "notebook"),
+                                 ("kept = 3; import sys; sys.exit()", "", "notebook")):
             with self.subTest(code):
-                events = kernel.run(code, rich=True)
+                events = kernel.run(code, **{how: True})
                 error = [e["error"] for e in events if e["type"] == "error"][0]
                 self.assertEqual((error["name"], error["value"]), ("SystemExit", value))
                 self.assertEqual(events[-1]["end"]["outcome"], "error")
         self.assertEqual(kernel.value("kept"), "3")
-        kernel.send({"code": "exit(5)", "rich": True})
+        kernel.send({"code": "exit(5)", "notebook": True})
         with self.assertRaises(Died):
             kernel.finish()
         self.assertEqual(kernel.wait(), 5)

@@ -338,12 +338,47 @@ def test_a_language_runs_or_is_told_to_be_missing(code, language, makes, shows):
     assert code.run_code(shows, language=language).text.split()[-1] == "42"
 
 
+@pytest.mark.parametrize("language, prints, pieces", [
+    ("r", 'print("a")', ['[1] "a"\n']), ("java", 'System.out.println("a")', ["a", "\n"]), ("bash", "echo a", ["a\n"]), ("javascript", "console.log('a')", ["a\n"]),
+])
+@pytest.mark.proves("run_code")
+def test_a_printed_line_is_told_in_the_pieces_that_clients_know(code, language, prints, pieces):
+    """R writes a line in three steps; Java's println is two pieces in E2B's image, and users compare the first one."""
+    try:
+        told = [code.run_code(prints, language=language).logs.stdout for _ in range(30)]
+    except SandboxException as e:
+        pytest.skip(str(e))
+    assert told == [pieces] * 30
+
+
+@pytest.mark.proves("run_code", "Sandbox.create")
+def test_variables_of_a_sandbox_are_properties_in_java(make_code):
+    sbx = make_code(envs={"EVERYWHERE": "e"})
+    read = 'System.getProperty("EVERYWHERE") + System.getProperty("ONCE", "-")'
+    try:
+        assert [sbx.run_code(read, language="java", envs=envs).text for envs in (None, {"ONCE": "o"}, {"EVERYWHERE": "f"}, None)] == ["e-", "eo", "f-", "e-"]
+    except SandboxException as e:
+        pytest.skip(str(e))
+
+
 @pytest.mark.proves("run_code", "create_code_context")
 def test_an_unknown_language_is_told(code):
     with pytest.raises(SandboxException, match="500"):
         code.run_code("1", language="klingon")
     with pytest.raises(SandboxException, match="500"):
         code.create_code_context(language="klingon")
+
+
+@pytest.mark.proves("run_code", "commands.run")
+def test_a_command_can_ask_whether_code_can_be_run(make_code):
+    sbx = make_code()
+    ask = "curl -s -o /dev/null -w '%{http_code}' http://localhost:49999/health"
+    for _ in range(2):
+        assert sbx.commands.run(ask).stdout == "200"
+        with pytest.raises(Exception):  # the command is among those that it kills
+            sbx.commands.run("kill -9 $(pgrep -f 'jupyter server')", user="root")
+    assert sbx.run_code("x = 1; x").text == "1"
+    assert sbx.commands.run("ss -Hltn sport = :49999 2>/dev/null | wc -l").stdout == "1\n"
 
 
 @pytest.mark.proves("run_code")

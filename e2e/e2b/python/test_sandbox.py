@@ -104,6 +104,7 @@ def test_S0_12_kill_says_whether_there_was_anything_to_kill(make):
     assert sbx.kill() is False
     assert Sandbox.kill(sbx.sandbox_id) is False
     assert Sandbox.kill("nonexistingsandbox") is False
+    assert Sandbox.kill("an-id-that-never-was") is False
 
 
 @pytest.mark.proves("Sandbox.kill")

@@ -51,6 +51,17 @@ def test_an_exception_has_a_name_and_a_traceback(code):
     assert code.codes.run("1").result[0].text == "1"
 
 
+@run
+def test_a_program_that_exits_is_an_error_and_its_variables_stay(code):
+    """As in the notebook kernels of upstream's image."""
+    context = code.codes.create_context("python")
+    stopped = code.codes.run("kept = 41\nimport sys\nsys.exit(3)", context=context)
+    assert (stopped.error.name, stopped.error.value) == ("SystemExit", "3")
+    after = code.codes.run("kept + 1", context=context)
+    assert after.result[0].text == "42" and after.logs.stderr == []
+    code.codes.delete_context(context.id)
+
+
 @proves("codes.create_context", "codes.get_context", "codes.list_contexts", "codes.delete_context", "codes.delete_contexts")
 def test_contexts_are_apart(code):
     a = code.codes.create_context(SupportedLanguage.PYTHON)

@@ -110,15 +110,25 @@ def test_S3_52_a_port_is_reached_through_its_endpoint(web, wire):
 
 @proves("Sandbox.get_endpoint")
 def test_a_port_wants_its_token_or_the_key(web, wire, sandbox):
-    assert wire.client.get(f"http://{web.endpoint}/").status_code in (401, 403, 404)
-    assert wire.client.get(f"http://{web.endpoint}/", headers={k: "x" * len(v) for k, v in web.headers.items()}).status_code in (401, 403, 404)
-    with_key = wire.client.get(f"http://{web.endpoint}/", headers={"OPEN-SANDBOX-API-KEY": wire.key})
+    by_id = f"{wire.url}/sandboxes/{sandbox.id}/proxy/8000/"
+    assert wire.client.get(by_id).status_code in (401, 403, 404)
+    assert wire.client.get(by_id, headers=web.headers).status_code == 200
+    assert wire.client.get(by_id, headers={k: "x" * len(v) for k, v in web.headers.items()}).status_code in (401, 403, 404)
+    with_key = wire.client.get(by_id, headers={"OPEN-SANDBOX-API-KEY": wire.key})
     assert with_key.status_code == 200 and wire.key not in with_key.text
-    foreign = wire.client.get(f"http://{web.endpoint}/", headers={"OPEN-SANDBOX-API-KEY": os.environ["OPENSANDBOX_SUITE_FOREIGN_KEY"]})
+    foreign = wire.client.get(by_id, headers={"OPEN-SANDBOX-API-KEY": os.environ["OPENSANDBOX_SUITE_FOREIGN_KEY"]})
     assert foreign.status_code in (401, 403, 404)
     for path in ("/ping", "/command", "/files/info?path=/"):
         endpoint = sandbox.get_endpoint(44772)
         assert wire.client.get(f"http://{endpoint.endpoint}{path}").status_code in (401, 403, 404, 405)
+
+
+@proves("Sandbox.get_endpoint")
+def test_the_endpoint_of_a_web_server_opens_in_a_browser(web, wire, make):
+    """Programs print it, or look there whether it is up, without the headers that came with it."""
+    assert wire.client.get(f"http://{web.endpoint}/page").text.startswith("GET /page")
+    closed = make(secure_access=True).get_endpoint(8000)
+    assert wire.client.get(f"http://{closed.endpoint}/").status_code == 401
 
 
 @proves("Sandbox.get_endpoint")

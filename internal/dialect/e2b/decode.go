@@ -23,8 +23,9 @@ func (c *call) decode(value any) error {
 	return err
 }
 
-// idForm is an id, alone or with the client's id that E2B once put behind it.
-var idForm = regexp.MustCompile(`^([a-z0-9]{1,64})(-[a-z0-9]{1,64})?$`)
+// idForm is an id, alone or with the client's id that E2B once put behind it. What follows the first hyphen is not looked at, as
+// upstream: SDKs expect an id that somebody made up to be not found, not refused.
+var idForm = regexp.MustCompile(`^([a-z0-9]{1,64})(-[a-z0-9-]{0,128})?$`)
 
 // sandboxID reads an id as SDKs of all ages write it.
 func sandboxID(text string) (string, error) {

@@ -250,7 +250,8 @@ func TestWhoMayCall(t *testing.T) {
 	})
 	t.Run("an id may have a client's behind it, and must be one", func(t *testing.T) {
 		w.detail(id + "-6532622b")
-		for _, wrong := range []string{"A", "a_b", "a-b-c", "a%2Fb", "%00", strings.Repeat("a", 65)} {
+		w.refused(w.send("DELETE", "/sandboxes/an-id-that-never-was", ""), http.StatusNotFound)
+		for _, wrong := range []string{"A", "a_b", "a-B", "-a", "a%2Fb", "%00", strings.Repeat("a", 65), "a-" + strings.Repeat("a", 200)} {
 			w.refused(w.send("GET", "/sandboxes/"+wrong, ""), http.StatusBadRequest)
 		}
 	})

@@ -191,7 +191,7 @@ func TestAnEntrypointThatOnlyWaitsIsNotStarted(t *testing.T) {
 	w := newWorld(t)
 	for _, argv := range []string{
 		`["tail","-f","/dev/null"]`, `["/usr/bin/tail","-f","/dev/null"]`, `["sleep","infinity"]`, `["sh","-c","sleep infinity"]`,
-		`["/bin/bash","-c","exec tail -f /dev/null"]`, `["/opt/code-interpreter/code-interpreter.sh"]`,
+		`["/bin/bash","-c","exec tail -f /dev/null"]`, `["/opt/code-interpreter/code-interpreter.sh"]`, `["/opt/opensandbox/code-interpreter.sh"]`,
 	} {
 		got := w.ask("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":`+argv+`}`)
 		if got.status != http.StatusAccepted {

@@ -36,7 +36,8 @@ func (a *API) endpoint(c *call) error {
 	if q.err != nil {
 		return q.err
 	}
-	if err := a.reachable(c); err != nil {
+	facts, err := a.reachable(c)
+	if err != nil {
 		return err
 	}
 
@@ -47,16 +48,23 @@ func (a *API) endpoint(c *call) error {
 	if port == access.PortEgress {
 		headers["OPENSANDBOX-EGRESS-AUTH"] = a.token(c.id, port)
 	}
-	return c.answer(http.StatusOK, Endpoint{c.r.Host + proxyPath(c.id, port), headers})
+	path := proxyPath(c.id, port)
+	if !answered(port) && !proxied && !facts.Secure {
+		path = a.signedPath(c.id, port, forever)
+	}
+	return c.answer(http.StatusOK, Endpoint{c.r.Host + path, headers})
 }
 
-// reachable tells whether a sandbox has endpoints: the clients ask for them while it is being made.
-func (a *API) reachable(c *call) error {
-	if a.creations.find(c.who.Tenant, c.id) != nil {
-		return nil
+// reachable tells how a sandbox was asked for, if it has endpoints: the clients ask for them while it is being made.
+func (a *API) reachable(c *call) (access.Facts, error) {
+	if made := a.creations.find(c.who.Tenant, c.id); made != nil {
+		return made.plan.facts, nil
 	}
-	_, err := a.find(c) // one that has exited has endpoints too, which say so
-	return err
+	sb, err := a.find(c) // one that has exited has endpoints too, which say so
+	if err != nil {
+		return access.Facts{}, err
+	}
+	return access.Decode(sb)
 }
 
 // maxSigned is how long a signed endpoint is good for at most, whatever was asked: nobody can take it back.
@@ -74,11 +82,19 @@ func (a *API) signedEndpoint(c *call, port int, text string, proxied bool) error
 	}
 	expires = min(expires, time.Now().Add(maxSigned).Unix())
 	end := strconv.FormatInt(expires, 36)
-	return c.answer(http.StatusOK, Endpoint{Endpoint: c.r.Host + proxyPath(c.id+mark+end+mark+a.signature(c.id, port, end), port)})
+	return c.answer(http.StatusOK, Endpoint{Endpoint: c.r.Host + a.signedPath(c.id, port, end)})
 }
+
+// forever is the end of a path that is good for as long as its sandbox. Programs print the endpoint of a web server for a browser, or look
+// there whether it is up, and send no header: such a path lets them in, and nobody who knows the sandbox's id alone.
+const forever = "0"
 
 // mark stands between an id and what signs it. No id contains it.
 const mark = "~"
+
+func (a *API) signedPath(id string, port int, end string) string {
+	return proxyPath(id+mark+end+mark+a.signature(id, port, end), port)
+}
 
 func proxyPath(id string, port int) string {
 	return "/sandboxes/" + id + "/proxy/" + strconv.Itoa(port)
@@ -175,7 +191,7 @@ func (a *API) checkSigned(v visitor) error {
 	if err != nil || !auth.Same(v.sign, a.signature(v.id, v.port, v.end)) {
 		return told(http.StatusUnauthorized, codeInvalidKey, "the endpoint is not signed by this server")
 	}
-	if time.Now().Unix() >= expires {
+	if v.end != forever && time.Now().Unix() >= expires {
 		return told(http.StatusUnauthorized, codeInvalidKey, "the signed endpoint has expired; ask for another")
 	}
 	return nil

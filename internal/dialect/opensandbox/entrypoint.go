@@ -25,15 +25,16 @@ const mainTag = "opensandbox-entrypoint"
 // idioms are the commands that keep a container alive and do nothing.
 var idioms = []string{"tail -f /dev/null", "sleep infinity", "sleep inf"}
 
-// interpreterScript is what the image of OpenSandbox's code interpreter starts, in the place of which templates of ours have kernels.
-const interpreterScript = "/opt/code-interpreter/code-interpreter.sh"
+// interpreterScripts are what images of OpenSandbox's code interpreter start, newer and older ones, in the place of which templates of
+// ours have kernels.
+var interpreterScripts = []string{"/opt/code-interpreter/code-interpreter.sh", "/opt/opensandbox/code-interpreter.sh"}
 
 // idles tells whether an entrypoint only keeps a container alive: a sandbox lives without one, and nothing is started.
 func idles(argv []string, from *template.Template) bool {
 	switch shell := path.Base(argv[0]); {
 	case len(argv) == 3 && (shell == "sh" || shell == "bash") && argv[1] == "-c":
 		argv = strings.Fields(strings.TrimPrefix(strings.TrimSpace(argv[2]), "exec "))
-	case argv[0] == interpreterScript:
+	case slices.Contains(interpreterScripts, argv[0]):
 		return from.Image == nil
 	}
 	if len(argv) == 0 {

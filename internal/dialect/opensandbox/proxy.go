@@ -62,6 +62,9 @@ func (v visitor) pattern() string {
 	return "port"
 }
 
+// ping tells whether he asks no more than whether the sandbox is there.
+func (v visitor) ping() bool { return v.port == access.PortExecd && v.path == "/ping" }
+
 // inside is the request as the port sees it. Its path was escaped by the caller, so that it can be read again.
 func (v visitor) inside(r *http.Request) *http.Request {
 	inner := r.WithContext(r.Context())
@@ -109,7 +112,9 @@ func (a *API) admitVisitor(ctx context.Context, who auth.Principal, v visitor) (
 		}
 		return nil, told(http.StatusConflict, codeNotRunning, "sandbox %s is %s: %s", v.id, wireStatus(sb).State, wireStatus(sb).Message)
 	}
-	a.renewOnAccess(ctx, owner, sb)
+	if !v.ping() || time.Since(sb.CreatedAt) > renewEvery/2 { // whoever makes one asks at once whether it is there, which is no use yet
+		a.renewOnAccess(ctx, owner, sb)
+	}
 	return &access.Target{Who: owner, Sandbox: sb, Port: v.port}, nil
 }
 

@@ -24,7 +24,7 @@ func behind(t *testing.T, h http.HandlerFunc) (port string) {
 
 func (w *world) endpoint(id, port string) (path string, headers []string) {
 	w.t.Helper()
-	got := w.ask("GET", "/v1/sandboxes/"+id+"/endpoints/"+port+"?use_server_proxy=false", "")
+	got := w.ask("GET", "/v1/sandboxes/"+id+"/endpoints/"+port+"?use_server_proxy=true", "")
 	if got.status != 200 {
 		w.t.Fatalf("%d %s", got.status, got.body)
 	}
@@ -158,6 +158,35 @@ func TestASignedEndpoint(t *testing.T) {
 	}
 }
 
+func TestTheEndpointOfAWebServerNeedsNoHeader(t *testing.T) {
+	w := newWorld(t)
+	id, secure := w.create(), w.create(`"secureAccess":true`)
+	port := behind(t, func(rw http.ResponseWriter, r *http.Request) { fmt.Fprint(rw, "page "+r.URL.Path) })
+	endpoint := func(id, port string) string {
+		v := w.ask("GET", "/v1/sandboxes/"+id+"/endpoints/"+port+"?use_server_proxy=false", "").json(t)
+		return strings.TrimPrefix(v["endpoint"].(string), strings.TrimPrefix(w.URL, "http://"))
+	}
+	stranger := []string{"OPEN-SANDBOX-API-KEY", ""}
+	open := endpoint(id, port)
+	if got := w.ask("GET", open+"/a", "", stranger...); got.status != 200 || got.body != "page /a" || !strings.HasSuffix(open, "/proxy/"+port) {
+		t.Errorf("%s: %d %s", open, got.status, got.body)
+	}
+	for name, path := range map[string]string{
+		"the sandbox's id alone": "/sandboxes/" + id + "/proxy/" + port, "execd": endpoint(id, "44772"), "egress": endpoint(id, "18080"),
+		"one that was asked to be closed": endpoint(secure, port),
+	} {
+		t.Run(name, func(t *testing.T) { wantFault(t, w.ask("GET", path+"/ping", "", stranger...), 401, "MISSING_API_KEY") })
+	}
+	for name, path := range map[string]string{
+		"another sandbox": strings.Replace(open, id, secure, 1), "execd by it": strings.TrimSuffix(open, port) + "44772", "another end": strings.Replace(open, "~0~", "~1~", 1),
+		"an end that is none": strings.Replace(open, "~0~", "~00~", 1),
+	} {
+		t.Run(name, func(t *testing.T) { wantFault(t, w.ask("GET", path+"/ping", "", stranger...), 401, "INVALID_API_KEY") })
+	}
+	w.ask("DELETE", "/v1/sandboxes/"+id, "")
+	wantFault(t, w.ask("GET", open+"/a", "", stranger...), 404, "DOCKER::SANDBOX_NOT_FOUND")
+}
+
 func TestAPausedSandboxSaysSoAtOnce(t *testing.T) {
 	w := newWorld(t)
 	id := w.create()
@@ -176,10 +205,14 @@ func TestAUseRenewsASandboxThatWasMadeSo(t *testing.T) {
 	w := newWorld(t)
 	for field, longer := range map[string]bool{`"extensions":{"access.renew.extend.seconds":"3600"}`: true, `"extensions":{}`: false} {
 		id := w.create(`"timeout":300`, field)
-		before := w.ask("GET", "/v1/sandboxes/"+id, "").json(t)["expiresAt"].(string)
+		expires := func() string { return w.ask("GET", "/v1/sandboxes/"+id, "").json(t)["expiresAt"].(string) }
+		before := expires()
 		w.ask("GET", "/sandboxes/"+id+"/proxy/44772/ping", "")
-		after := w.ask("GET", "/v1/sandboxes/"+id, "").json(t)["expiresAt"].(string)
-		if (before < after) != longer {
+		if after := expires(); before != after {
+			t.Errorf("%s: %s, then %s, by a look at whether it is there", field, before, after)
+		}
+		w.ask("GET", "/sandboxes/"+id+"/proxy/44772/metrics", "")
+		if after := expires(); (before < after) != longer {
 			t.Errorf("%s: %s, then %s", field, before, after)
 		}
 	}

@@ -33,7 +33,7 @@ type CreateRequest struct {
 	CredentialProxy  *struct {
 		Enabled bool `json:"enabled"`
 	} `json:"credentialProxy"`
-	SecureAccess bool              `json:"secureAccess"` // what it asks for is always so
+	SecureAccess bool              `json:"secureAccess"`
 	Volumes      []Volume          `json:"volumes"`
 	Extensions   map[string]string `json:"extensions"`
 	Lifecycle    json.RawMessage   `json:"lifecycle"`
@@ -76,7 +76,7 @@ func (req *CreateRequest) plan(most template.Limits) (plan, error) {
 	if err := checkLabels(req.Metadata); err != nil {
 		return plan{}, err
 	}
-	pl := plan{facts: access.Facts{SnapshotID: req.SnapshotID, Entrypoint: req.Entrypoint, Platform: req.Platform, Extensions: req.Extensions}}
+	pl := plan{facts: access.Facts{SnapshotID: req.SnapshotID, Entrypoint: req.Entrypoint, Platform: req.Platform, Extensions: req.Extensions, Secure: req.SecureAccess}}
 	pl.given = len(req.Entrypoint) > 0
 	if !pl.given {
 		pl.facts.Entrypoint = access.Idle()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -45,6 +46,10 @@ func (s *processes) Start(ctx context.Context, req *connect.Request[envdpb.Start
 		return err
 	}
 
+	if slices.ContainsFunc(params.Argv, asksInterpreter) {
+		s.openInterpreter(ctx)
+	}
+
 	t := target.From(ctx)
 	stream, err := s.sandboxes.Exec(ctx, t.Who, t.Sandbox.ID, params)
 	if err != nil {
@@ -68,6 +73,27 @@ func (s *processes) Start(ctx context.Context, req *connect.Request[envdpb.Start
 		return connect.NewError(connect.CodeDeadlineExceeded, errors.New(end.Message))
 	}
 	return tell.send(&envdpb.StartResponse{Event: endEvent(end)})
+}
+
+// health is the path at which a code interpreter says that it can run code.
+const health = "/health"
+
+// asksInterpreter tells whether a command looks at the port of the code interpreter, inside the sandbox.
+func asksInterpreter(arg string) bool {
+	return strings.Contains(arg, ":"+strconv.Itoa(target.PortInterpreter)+health)
+}
+
+// openInterpreter lets the port of the code interpreter answer there. In E2B's image a server listens on it; here code is run by
+// the agent, so the agent listens, once somebody asks. What hinders it is the asker's to find out.
+func (s *processes) openInterpreter(ctx context.Context) {
+	t := target.From(ctx)
+	agent, err := s.sandboxes.Agent(ctx, t.Who, t.Sandbox.ID)
+	if err == nil {
+		err = agent.Listen(ctx, agentapi.ListenParams{Port: target.PortInterpreter, Health: health})
+	}
+	if err != nil {
+		s.log.Debug("the interpreter's port is not open", "sandbox", t.Sandbox.ID, "error", err)
+	}
 }
 
 // The shells of a sandbox: the SDKs put every command into the first, which not all images have.

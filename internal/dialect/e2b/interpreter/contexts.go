@@ -210,30 +210,30 @@ func (in *Interpreter) start(c *call, name, language string) error {
 }
 
 // kernelFor is the kernel that an execution is for; the default one is made by the run itself when it is missing.
-func (in *Interpreter) kernelFor(c *call, req *execution) (string, error) {
+func (in *Interpreter) kernelFor(c *call, req *execution) (name, language string, err error) {
 	if id := text0(req.Context); id != "" {
 		k, err := in.existing(c, id)
 		if err == nil && k.State == "" {
 			err = in.start(c, k.Name, k.Language)
 		}
-		return id, err
+		return id, k.Language, err
 	}
-	language := languageOf(req.Language)
-	name := defaultContext(language)
+	language = languageOf(req.Language)
+	name = defaultContext(language)
 	if name == agentapi.DefaultKernel {
-		return name, nil
+		return name, language, nil
 	}
 	kernels, err := in.kernels(c)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	if at := find(kernels, name); at >= 0 && kernels[at].State != "" {
-		return name, nil
+		return name, language, nil
 	}
 	if err := in.start(c, name, language); err != nil {
-		return "", asFailure(err)
+		return "", "", asFailure(err)
 	}
-	return name, nil
+	return name, language, nil
 }
 
 // newContextID is a UUID of version 7, so that ids sort by age.

@@ -47,30 +47,54 @@ type wireNotice struct {
 
 var lastLine = []byte(`{"type":"end_of_execution"}` + "\n")
 
-// encoder turns the events of one run into lines. Output is bytes, and a character may come in two pieces.
+// maxHeld is how long the beginning of a line may get before it is passed on as it is.
+const maxHeld = 4 << 10
+
+// encoder turns the events of one run into lines. Output is bytes: a character may come in two pieces, and so may a line, since
+// many programs write one in several steps. Clients look for lines, so the beginning of one waits for the rest, for a moment.
 type encoder struct {
-	rest [2][]byte // of stdout and stderr: the beginning of a character
+	// apart tells the end of the last line by itself, as the kernel of Java in E2B's image does: the first output of a println is
+	// its text alone.
+	apart bool
+	rest  [2]beginning // of stdout and stderr
 }
 
-// lines gives the lines of an event: none, one, or the last ones. A run that never began is an error.
+// beginning is what a line has so far.
+type beginning struct {
+	data  []byte
+	at    time.Time // of its event
+	since time.Time // it waits
+}
+
+// unsaid are events that give no lines.
+func unsaid(e *agentapi.Event) bool {
+	switch e.Type {
+	case agentapi.EventStarted:
+		return e.Count <= 0
+	case agentapi.EventResult:
+		return e.Result.Update // SDKs have no results that change
+	case agentapi.EventFile, agentapi.EventReady, agentapi.EventBranch:
+		return true
+	case agentapi.EventStdout, agentapi.EventStderr, agentapi.EventError, agentapi.EventNotice, agentapi.EventEnd:
+	}
+	return false
+}
+
+// lines gives the lines of an event: none when its output waits, one, or the last ones. A run that never began is an error.
 func (enc *encoder) lines(e *agentapi.Event) ([]byte, error) {
 	switch e.Type {
 	case agentapi.EventStarted:
-		if e.Count > 0 {
-			return appendLine(nil, wireCount{"number_of_executions", e.Count}), nil
-		}
+		return appendLine(nil, wireCount{"number_of_executions", e.Count}), nil
 	case agentapi.EventStdout:
 		return enc.output(0, e), nil
 	case agentapi.EventStderr:
 		return enc.output(1, e), nil
 	case agentapi.EventResult:
-		if !e.Result.Update { // SDKs have no results that change
-			return resultLine(e.Result), nil
-		}
+		return append(enc.held(false), resultLine(e.Result)...), nil
 	case agentapi.EventError:
-		return appendLine(enc.unfinished(), wireError{"error", e.Error.Name, e.Error.Value, traceback(e.Error.Traceback)}), nil
+		return appendLine(enc.held(true), wireError{"error", e.Error.Name, e.Error.Value, traceback(e.Error.Traceback)}), nil
 	case agentapi.EventNotice:
-		return appendLine(nil, wireNotice{"notice", e.Message}), nil
+		return appendLine(enc.held(false), wireNotice{"notice", e.Message}), nil
 	case agentapi.EventEnd:
 		return enc.end(e.End)
 	case agentapi.EventFile, agentapi.EventReady, agentapi.EventBranch:
@@ -79,7 +103,7 @@ func (enc *encoder) lines(e *agentapi.Event) ([]byte, error) {
 }
 
 func (enc *encoder) end(end *agentapi.End) ([]byte, error) {
-	lines := enc.unfinished()
+	lines := enc.held(true)
 	switch end.Outcome {
 	case agentapi.OutcomeRefused:
 		if end.Fault != nil {
@@ -98,27 +122,58 @@ func (enc *encoder) end(end *agentapi.End) ([]byte, error) {
 var streams = [2]string{"stdout", "stderr"}
 
 func (enc *encoder) output(i int, e *agentapi.Event) []byte {
-	data := e.Data
-	if len(enc.rest[i]) > 0 {
-		data = append(enc.rest[i], data...)
+	lines := enc.pass(nil, 1-i, false) // what came first is told first
+	rest := &enc.rest[i]
+	if len(rest.data) == 0 {
+		rest.since = time.Now()
 	}
-	n := len(data) - unfinished(data)
-	enc.rest[i] = bytes.Clone(data[n:])
+	rest.data, rest.at = append(rest.data, e.Data...), e.Time
+	n := bytes.LastIndexByte(rest.data, '\n') + 1
+	if len(rest.data)-n > maxHeld {
+		return enc.pass(lines, i, false)
+	}
 	if n == 0 {
-		return nil
+		return lines
 	}
-	return outputLine(nil, i, data[:n], e.Time)
+	lines = enc.outputLines(lines, i, rest.data[:n])
+	*rest = beginning{bytes.Clone(rest.data[n:]), e.Time, time.Now()}
+	return lines
 }
 
-// unfinished gives what is left of characters that never came whole.
-func (enc *encoder) unfinished() (lines []byte) {
-	for i, rest := range enc.rest {
-		if len(rest) > 0 {
-			lines = outputLine(lines, i, rest, time.Now())
-			enc.rest[i] = nil
+// holds tells whether a line waits for its rest, and since when the older one does.
+func (enc *encoder) holds() (held bool, since time.Time) {
+	for _, rest := range enc.rest {
+		if len(rest.data) > unfinished(rest.data) && (!held || rest.since.Before(since)) {
+			held, since = true, rest.since
 		}
 	}
-	return lines
+	return held, since
+}
+
+// held gives what waits; all of it when nothing can follow, otherwise whole characters.
+func (enc *encoder) held(all bool) []byte {
+	return enc.pass(enc.pass(nil, 0, all), 1, all)
+}
+
+func (enc *encoder) pass(to []byte, i int, all bool) []byte {
+	rest := &enc.rest[i]
+	n := len(rest.data)
+	if !all {
+		n -= unfinished(rest.data)
+	}
+	if n > 0 {
+		to = enc.outputLines(to, i, rest.data[:n])
+		rest.data = bytes.Clone(rest.data[n:])
+	}
+	return to
+}
+
+func (enc *encoder) outputLines(to []byte, i int, data []byte) []byte {
+	at := enc.rest[i].at
+	if line, whole := bytes.CutSuffix(data, []byte("\n")); enc.apart && whole && len(line) > 0 {
+		return outputLine(outputLine(to, i, line, at), i, []byte("\n"), at)
+	}
+	return outputLine(to, i, data, at)
 }
 
 func outputLine(to []byte, i int, data []byte, at time.Time) []byte {

@@ -24,7 +24,7 @@ func (in *Interpreter) execute(c *call) error {
 	if err != nil {
 		return c.unprocessable(err)
 	}
-	name, err := in.kernelFor(c, &req)
+	name, language, err := in.kernelFor(c, &req)
 	if err != nil {
 		return err
 	}
@@ -35,7 +35,9 @@ func (in *Interpreter) execute(c *call) error {
 		Kernel: name, Code: *req.Code, Env: req.env(), Disconnect: agentapi.DisconnectKill, Rich: true,
 	})
 
-	return in.stream(c, events, leave)
+	out := newOutput(c)
+	out.enc.apart = language == agentapi.LanguageJava
+	return in.stream(c, events, out, leave)
 }
 
 // unprocessable answers a body of the wrong shape; other errors are passed on.
@@ -50,14 +52,13 @@ func (c *call) unprocessable(err error) error {
 
 // said is what the goroutine that hears a run passes to the one that writes.
 type said struct {
-	lines []byte
-	later bool // they can wait for what comes next
+	event agentapi.Event
 	err   error
 }
 
 // stream passes a run on, line by line. Lines that are there at once travel together; while there are none, the client
 // hears that it is waited for.
-func (in *Interpreter) stream(c *call, events iter.Seq2[agentapi.Event, error], leave func()) error {
+func (in *Interpreter) stream(c *call, events iter.Seq2[agentapi.Event, error], out *output, leave func()) error {
 	news := make(chan said, 64)
 	left := make(chan struct{})
 	var hearing sync.WaitGroup
@@ -65,7 +66,6 @@ func (in *Interpreter) stream(c *call, events iter.Seq2[agentapi.Event, error], 
 	defer hearing.Wait()
 	defer close(left)
 	defer leave() // which ends the run
-	out := newOutput(c)
 	quiet := time.NewTimer(headerDelay)
 	defer quiet.Stop()
 	for {
@@ -88,26 +88,20 @@ func (in *Interpreter) stream(c *call, events iter.Seq2[agentapi.Event, error], 
 	}
 }
 
-// hear turns a run's events into lines until it ends or nobody listens.
+// hear passes a run's events on until it ends or nobody listens.
 func hear(c *call, events iter.Seq2[agentapi.Event, error], news chan<- said, left <-chan struct{}) {
 	defer close(news)
-	var enc encoder
 	for e, err := range events {
-		s := said{err: err}
-		if err == nil {
-			s.lines, s.err = enc.lines(&e)
-			s.later = e.Type == agentapi.EventStarted
-		}
 		tellOwner(c, &e)
-		if len(s.lines) == 0 && s.err == nil {
+		if err == nil && unsaid(&e) {
 			continue
 		}
 		select {
-		case news <- s:
+		case news <- said{e, err}:
 		case <-left:
 			return
 		}
-		if s.err != nil {
+		if err != nil {
 			return
 		}
 	}
@@ -129,6 +123,7 @@ type output struct {
 	flusher *http.ResponseController
 	begun   bool
 	buf     bytes.Buffer
+	enc     encoder
 }
 
 func newOutput(c *call) *output {
@@ -137,11 +132,16 @@ func newOutput(c *call) *output {
 
 // pass writes what was said, together with what else has been said by now.
 func (o *output) pass(s said, news <-chan said) error {
-	for {
+	for later := true; ; {
 		if s.err != nil {
 			return s.err
 		}
-		o.buf.Write(s.lines)
+		lines, err := o.enc.lines(&s.event)
+		if err != nil {
+			return err
+		}
+		o.buf.Write(lines)
+		later = later && (len(lines) == 0 || s.event.Type == agentapi.EventStarted)
 		if o.buf.Len() > agentapi.ChunkSize {
 			return o.flush()
 		}
@@ -152,7 +152,7 @@ func (o *output) pass(s said, news <-chan said) error {
 			}
 			s = next
 		default:
-			if s.later {
+			if later { // it can wait for what comes next
 				return nil
 			}
 			return o.flush()
@@ -162,10 +162,14 @@ func (o *output) pass(s said, news <-chan said) error {
 
 // patience is how long nothing may be written.
 func (o *output) patience() time.Duration {
+	wait := keepalive
 	if !o.begun || o.buf.Len() > 0 {
-		return headerDelay
+		wait = headerDelay
 	}
-	return keepalive
+	if held, since := o.enc.holds(); held {
+		wait = min(wait, max(0, lineDelay-time.Since(since)))
+	}
+	return wait
 }
 
 // errLeft is a client that is gone.
@@ -186,7 +190,12 @@ func (o *output) flush() error {
 
 // idle sends what has waited, or says that the run goes on.
 func (o *output) idle() error {
-	if o.begun && o.buf.Len() == 0 {
+	if !o.begun || o.buf.Len() > 0 {
+		return o.flush()
+	}
+	if held := o.enc.held(false); held != nil {
+		o.buf.Write(held)
+	} else {
 		o.buf.WriteString(`{"type":"keepalive"}` + "\n")
 	}
 	return o.flush()
@@ -219,7 +228,7 @@ func (in *Interpreter) broken(c *call, out *output, err error) error {
 	if fault.Is(err, fault.Internal) {
 		in.log.Error("run failed", "sandbox", c.id(), "error", err)
 	}
-	out.buf.Write(appendLine(nil, wireError{Type: "error", Name: "ExecutionAborted", Value: fault.Message(err)}))
+	out.buf.Write(appendLine(out.enc.held(true), wireError{Type: "error", Name: "ExecutionAborted", Value: fault.Message(err)}))
 	out.buf.Write(lastLine)
 	_ = out.flush()
 	return nil

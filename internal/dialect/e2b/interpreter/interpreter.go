@@ -27,10 +27,12 @@ type Sandboxes interface {
 	StopKernel(ctx context.Context, p auth.Principal, id, name string) error
 }
 
-// The pace of a stream; SDKs count on both.
+// The pace of a stream; SDKs count on it.
 const (
 	keepalive   = 5 * time.Second
 	headerDelay = 20 * time.Millisecond // how long an answer's head may wait to travel with its first event
+	// lineDelay is how long the beginning of a line waits for the rest. Jupyter gathers output for twice as long.
+	lineDelay = 100 * time.Millisecond
 )
 
 // Interpreter serves requests that came through the edge.

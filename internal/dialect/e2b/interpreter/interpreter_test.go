@@ -170,6 +170,7 @@ func parse(t *testing.T, body string) (e execution) {
 // execution is what an SDK makes of the lines.
 type execution struct {
 	stdout, stderr string
+	outputs        []string // stdout's pieces
 	results        []object
 	err            object
 	count          int
@@ -186,6 +187,7 @@ func (e *execution) add(t *testing.T, o object) (end bool) {
 		}
 		if o["type"] == "stdout" {
 			e.stdout += text
+			e.outputs = append(e.outputs, text)
 		} else {
 			e.stderr += text
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -87,6 +88,15 @@ func TestJava(t *testing.T) {
 	code := `System.out.print(System.getenv("GLOBAL") + System.getenv("MINE") + System.getProperty("MINE")); kept + 1`
 	if e := w.run(t, object{"code": code, "language": "java", "env_vars": object{"MINE": "2"}}); e.stdout != "here22" || e.text() != "3" || e.count != 2 {
 		t.Errorf("%+v", e)
+	}
+	if e := w.run(t, object{"code": `System.getProperty("GLOBAL") + System.getProperty("MINE", "none")`, "language": "java"}); e.text() != "herenone" {
+		t.Errorf("%+v", e)
+	}
+	for _, which := range []object{{"language": "java"}, {"context_id": "java"}} {
+		which["code"] = `System.out.println("hé")`
+		if e := w.run(t, which); !slices.Equal(e.outputs, []string{"hé", "\n"}) {
+			t.Errorf("%v: %+v", which, e)
+		}
 	}
 	if e := w.run(t, object{"code": "int x = 10 / 0;", "context_id": "java"}); e.err["name"] != "EvalException" || !strings.Contains(e.err["value"].(string), "by zero") {
 		t.Errorf("%+v", e)

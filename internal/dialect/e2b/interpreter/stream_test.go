@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -106,9 +107,9 @@ func TestEvents(t *testing.T) {
 	}{
 		"the count comes with the start": {[]agentapi.Event{{Type: agentapi.EventStarted, Count: 3}}, []string{`{"type":"number_of_executions","execution_count":3}`}},
 		"a character in two pieces": {[]agentapi.Event{out("a\xc3"), out("\xa9\xf0\x9f\x8c\x8a")}, []string{
-			`{"type":"stdout","text":"a","timestamp":"2026-01-02T03:04:05.000006Z"}`,
-			`{"type":"stdout","text":"\u00e9\ud83c\udf0a","timestamp":"2026-01-02T03:04:05.000006Z"}`}},
-		"what is no text": {[]agentapi.Event{out("\xff<b>\n")}, []string{`{"type":"stdout","text":"\ufffd\u003cb\u003e\n","timestamp":"2026-01-02T03:04:05.000006Z"}`}},
+			`{"type":"stdout","text":"a\u00e9\ud83c\udf0a","timestamp":"2026-01-02T03:04:05.000006Z"}`}},
+		"a character that never becomes whole": {[]agentapi.Event{out("a\xc3")}, []string{`{"type":"stdout","text":"a\ufffd","timestamp":"2026-01-02T03:04:05.000006Z"}`}},
+		"what is no text":                      {[]agentapi.Event{out("\xff<b>\n")}, []string{`{"type":"stdout","text":"\ufffd\u003cb\u003e\n","timestamp":"2026-01-02T03:04:05.000006Z"}`}},
 		"an error": {[]agentapi.Event{{Type: agentapi.EventError, Error: &agentapi.CodeError{Name: "E", Value: "v", Traceback: []string{"a", "b"}}}},
 			[]string{`{"type":"error","name":"E","value":"v","traceback":"a\nb"}`}},
 		"a result that changes an earlier one": {[]agentapi.Event{{Type: agentapi.EventResult, Result: &agentapi.Result{Update: true}}}, nil},
@@ -159,5 +160,61 @@ func TestEveryFault(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestLinesComeWhole: R and many programs write a line in several steps.
+func TestLinesComeWhole(t *testing.T) {
+	type piece struct {
+		after time.Duration
+		agentapi.Event
+	}
+	out := func(after time.Duration, text string) piece {
+		return piece{after, agentapi.Event{Type: agentapi.EventStdout, Data: []byte(text)}}
+	}
+	oops := piece{0, agentapi.Event{Type: agentapi.EventStderr, Data: []byte("oops\n")}}
+	shown := piece{0, agentapi.Event{Type: agentapi.EventResult, Result: &agentapi.Result{Data: map[string]json.RawMessage{"text/plain": []byte(`"1"`)}}}}
+	begun := piece{0, agentapi.Event{Type: agentapi.EventStarted, Count: 1}}
+	dots := append([]piece{begun}, slices.Repeat([]piece{out(8*time.Millisecond, ".")}, 30)...)
+	long := strings.Repeat("x", 5000)
+	for name, c := range map[string]struct {
+		pieces []piece
+		want   []string
+	}{
+		"a line in pieces is one":                      {[]piece{out(0, "[1]"), out(time.Millisecond, " \"a\""), out(time.Millisecond, "\n[1] 2\n")}, []string{"[1] \"a\"\n[1] 2\n"}},
+		"its rest is not waited for too long":          {[]piece{out(0, "a"), out(150*time.Millisecond, "b\n")}, []string{"a", "b\n"}},
+		"nor again and again":                          {dots, []string{strings.Repeat(".", 13), strings.Repeat(".", 13), "...."}},
+		"lines do not wait for the one that has begun": {[]piece{out(0, "a\nb"), out(time.Second, "c\n")}, []string{"a\n", "b", "c\n"}},
+		"what is written elsewhere comes after":        {[]piece{out(0, "a"), oops, out(0, "b")}, []string{"a", "oops\n", "b"}},
+		"and so does a result":                         {[]piece{out(0, "a"), shown, out(0, "b")}, []string{"a", "1", "b"}},
+		"a very long one is passed on":                 {[]piece{out(0, long), out(0, "\n")}, []string{long, "\n"}},
+		"half a character waits for its other half":    {[]piece{out(0, "a\xc3"), out(time.Second, "\xa9\n")}, []string{"a", "é\n"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				rec, _ := said{events: func(yield func(agentapi.Event, error) bool) {
+					for _, p := range c.pieces {
+						time.Sleep(p.after)
+						if !yield(p.Event, nil) {
+							return
+						}
+					}
+					yield(ended(agentapi.OutcomeOK, ""), nil)
+				}}.execute(t)
+				var got []string
+				for line := range strings.Lines(rec.Body.String()) {
+					var o struct{ Text string }
+					if err := json.Unmarshal([]byte(line), &o); err != nil {
+						t.Fatal(err)
+					}
+					if o.Text != "" {
+						got = append(got, o.Text)
+					}
+				}
+				if !slices.Equal(got, c.want) {
+					t.Errorf("%q, want %q", got, c.want)
+				}
+			})
+		})
 	}
 }

@@ -51,6 +51,7 @@ type Facts struct {
 	Renew      int               `json:"renew,omitempty"`   // seconds that a use of a port lets it live for, at least; zero: nothing
 	Policy     *Policy           `json:"policy,omitempty"`  // of the network, as it was asked for last; nil: never
 	Volumes    []string          `json:"volumes,omitempty"` // those that end with it
+	Secure     bool              `json:"secure,omitempty"`  // its endpoints are of no use without their headers
 	Process    string            `json:"process,omitempty"` // the name of its entrypoint among its processes; empty: it has none
 }
 

@@ -106,7 +106,7 @@ func (h *Handler) run(ctx context.Context, c *call, in *codeContext, name, code 
 	if _, ok := programs[in.language]; ok {
 		return h.runProgram(ctx, c, name, in.language, code)
 	}
-	events := h.sandboxes.Run(ctx, c.t.Who, c.id(), agentapi.RunParams{Kernel: name, Code: code, Disconnect: agentapi.DisconnectSurvive})
+	events := h.sandboxes.Run(ctx, c.t.Who, c.id(), agentapi.RunParams{Kernel: name, Code: code, Disconnect: agentapi.DisconnectSurvive, Notebook: true})
 	return func(yield func(agentapi.Event, error) bool) {
 		for e, err := range events {
 			if err == nil && e.Type == agentapi.EventStarted && c.room.begin(in) {
