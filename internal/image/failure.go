@@ -32,7 +32,7 @@ func explain(ctx context.Context, what string, o *source, err error) error {
 	case errors.Is(err, errAddress):
 		return fault.Wrap(fault.Denied, plainCause(err), "%s is at an address that this server does not talk to", what)
 	case errors.Is(err, errPlain):
-		return fault.Wrap(fault.Denied, plainCause(err), "the registry of %s speaks plain HTTP only; the server's operator can list it in insecure_registries", what)
+		return plainOnly(what, err)
 	case errors.Is(err, errHandshake):
 		return fault.Wrap(fault.Unavailable, err, "the registry of %s wants its callers to authenticate in a way that this server does not know or trust", what)
 	case errors.As(err, &digest):
@@ -49,8 +49,14 @@ func explain(ctx context.Context, what string, o *source, err error) error {
 		return fault.Wrap(fault.Unavailable, plainCause(err), "the registry of %s limits how often it is asked; log in to it or try again later", what)
 	case code != 0:
 		return fault.Wrap(fault.Unavailable, plainCause(err), "the registry of %s answered with status %d; try again later", what, code)
+	case errors.Is(err, http.ErrSchemeMismatch):
+		return plainOnly(what, err)
 	}
 	return fault.Wrap(fault.Unavailable, plainCause(err), "the registry of %s %s", what, unreachable(err))
+}
+
+func plainOnly(what string, err error) error {
+	return fault.Wrap(fault.Denied, plainCause(err), "the registry of %s speaks plain HTTP only; the server's operator can list it in insecure_registries", what)
 }
 
 func denied(what string, o *source) string {
@@ -73,10 +79,9 @@ func isCertificate(err error) bool {
 // unreachable says why a registry cannot be asked, as far as its caller can do something about it.
 func unreachable(err error) string {
 	var lookup *net.DNSError
-	var plain tls.RecordHeaderError
 	switch {
-	case errors.As(err, &plain):
-		return "does not speak HTTPS; the server's operator can list it in insecure_registries"
+	case errors.As(err, new(tls.RecordHeaderError)):
+		return "does not speak HTTPS"
 	case errors.As(err, &lookup) && lookup.IsNotFound:
 		return "has a host name that this server cannot resolve"
 	case errors.Is(err, syscall.ECONNREFUSED):
