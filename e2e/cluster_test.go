@@ -54,15 +54,11 @@ func clusterServer(t *testing.T) *server {
 		return string(out)
 	}
 	cluster := filepath.Join(os.Getenv("COVE_TEST_BIN"), "cluster")
-	kubectl := func(args ...string) string {
-		t.Helper()
-		return run("kubectl", append([]string{"--kubeconfig", os.Getenv("COVE_TEST_KUBECONFIG")}, args...)...)
-	}
 	said := run(cluster, "deploy", values)
 	t.Cleanup(func() { run(cluster, "undeploy") })
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("the server's log:\n%s", kubectl("logs", "-n", "cove", "deployment/cove", "--tail=200"))
+			t.Logf("the server's log:\n%s", kubectl(t, "logs", "-n", "cove", "deployment/cove", "--tail=200"))
 		}
 	})
 	s := &server{url: exported(t, said, "COVE_URL"), key: exported(t, said, "COVE_API_KEY")}
@@ -71,7 +67,7 @@ func clusterServer(t *testing.T) *server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { s.Client.Close() })
-	kubectl("wait", "-n", "cove-sandboxes", "--for=condition=Ready", "pod", "-l", "cove.dev/state=idle", "--timeout=5m") // what SDKs wait for is not how fast this node is
+	kubectl(t, "wait", "-n", "cove-sandboxes", "--for=condition=Ready", "pod", "-l", "cove.dev/state=idle", "--timeout=5m") // what SDKs wait for is not how fast this node is
 	return s
 }
 

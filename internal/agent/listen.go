@@ -43,7 +43,9 @@ func (a *Agent) listen(params agentapi.ListenParams) (none, error) {
 				return
 			}
 			if params.Health != "" {
+				a.keep(conn)
 				health(conn, params.Health)
+				a.drop(conn)
 			}
 			conn.Close()
 		}

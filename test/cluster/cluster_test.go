@@ -200,10 +200,13 @@ func deploy(t *testing.T, c *cluster, more string) *deployed {
 	if err := os.WriteFile(file, []byte(more), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d := &deployed{cluster: c}
+	url, key, err := c.deploy(t.Context(), file)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			d.tellWhy(t)
+			t.Log(c.whyNotServed(context.WithoutCancel(t.Context())))
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
@@ -211,28 +214,11 @@ func deploy(t *testing.T, c *cluster, more string) *deployed {
 			t.Error(err)
 		}
 	})
-	url, key, err := c.deploy(t.Context(), file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d.key = key
+	d := &deployed{cluster: c, key: key}
 	if d.api, err = client.New(url, key); err != nil {
 		t.Fatal(err)
 	}
 	return d
-}
-
-// tellWhy prints what a person would ask for first.
-func (d *deployed) tellWhy(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	for _, args := range [][]string{
-		{"get", "pods", "-A", "-o", "wide"}, {"logs", "-n", "cove", "deployment/cove", "--all-pods", "--tail=60"},
-		{"get", "events", "-n", "cove-sandboxes", "--sort-by=.lastTimestamp"},
-	} {
-		out, err := d.cluster.kubectl(ctx, args...)
-		t.Logf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
-	}
 }
 
 // forbidden is what the server was refused: its role must be enough.

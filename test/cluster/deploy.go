@@ -26,7 +26,7 @@ const (
 func deployServer(ctx context.Context, c *cluster, values []string) error {
 	url, key, err := c.deploy(ctx, values...)
 	if err != nil {
-		return errors.Join(err, c.undeploy(context.WithoutCancel(ctx)))
+		return err
 	}
 	fmt.Fprintf(c.out, "export COVE_URL=%q\nexport COVE_API_KEY=%q\n", url, key)
 	return nil
@@ -51,8 +51,15 @@ func (c *cluster) deploy(ctx context.Context, values ...string) (url, key string
 	var b [20]byte
 	_, _ = rand.Read(b[:]) // never fails
 	key = "e2b_" + hex.EncodeToString(b[:])
+	if _, err := c.kubectl(ctx, "create", "namespace", serverSpace); err != nil {
+		return "", "", err // another deployment is not this one's to remove
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.whyNotServed(context.WithoutCancel(ctx)), c.undeploy(context.WithoutCancel(ctx)))
+		}
+	}()
 	for _, args := range [][]string{
-		{"create", "namespace", serverSpace},
 		{"create", "secret", "generic", "cove-admin", "-n", serverSpace, "--from-literal=admin-key=" + key},
 		{"create", "secret", "generic", "cove-database", "-n", serverSpace, "--from-literal=url=" + databaseURL},
 	} {
@@ -68,6 +75,19 @@ func (c *cluster) deploy(ctx context.Context, values ...string) (url, key string
 	}
 	address, err := c.kubectl(ctx, "get", "service", "-n", serverSpace, "cove", "-o", "jsonpath={.spec.clusterIP}")
 	return "http://" + net.JoinHostPort(strings.TrimSpace(address), "3000"), key, err
+}
+
+// whyNotServed is what a person would ask for first.
+func (c *cluster) whyNotServed(ctx context.Context) error {
+	var all []error
+	for _, args := range [][]string{
+		{"get", "pods", "-A", "-o", "wide"}, {"logs", "-n", serverSpace, "deployment/cove", "--all-pods", "--tail=60"},
+		{"get", "events", "-n", serverSpace, "--sort-by=.lastTimestamp"}, {"get", "events", "-n", sandboxSpace, "--sort-by=.lastTimestamp"},
+	} {
+		out, err := c.kubectl(ctx, args...)
+		all = append(all, fmt.Errorf("kubectl %s: %s", strings.Join(args, " "), out), err)
+	}
+	return errors.Join(all...)
 }
 
 // undeploy removes the server and its sandboxes, whatever is there of them.

@@ -375,8 +375,6 @@ def test_a_command_can_ask_whether_code_can_be_run(make_code):
     ask = "curl -s -o /dev/null -w '%{http_code}' http://localhost:49999/health"
     for _ in range(2):
         assert sbx.commands.run(ask).stdout == "200"
-        with pytest.raises(Exception):  # the command is among those that it kills
-            sbx.commands.run("kill -9 $(pgrep -f 'jupyter server')", user="root")
     assert sbx.run_code("x = 1; x").text == "1"
     assert sbx.commands.run("ss -Hltn sport = :49999 2>/dev/null | wc -l").stdout == "1\n"
 

@@ -23,7 +23,7 @@ func (c *call) decode(value any) error {
 	return err
 }
 
-// idForm is an id, alone or with the client's id that E2B once put behind it. What follows the first hyphen is not looked at, as
+// idForm is an id, alone or with the client's id that E2B once put behind it. Nobody looks up what follows the first hyphen, as
 // upstream: SDKs expect an id that somebody made up to be not found, not refused.
 var idForm = regexp.MustCompile(`^([a-z0-9]{1,64})(-[a-z0-9-]{0,128})?$`)
 

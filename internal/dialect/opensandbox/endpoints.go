@@ -67,7 +67,7 @@ func (a *API) reachable(c *call) (access.Facts, error) {
 	return access.Decode(sb)
 }
 
-// maxSigned is how long a signed endpoint is good for at most, whatever was asked: nobody can take it back.
+// maxSigned is how long an endpoint is good for at most that was asked for with an end: nobody can take it back.
 const maxSigned = 7 * 24 * time.Hour
 
 func (a *API) signedEndpoint(c *call, port int, text string, proxied bool) error {

@@ -112,7 +112,7 @@ func (a *API) admitVisitor(ctx context.Context, who auth.Principal, v visitor) (
 		}
 		return nil, told(http.StatusConflict, codeNotRunning, "sandbox %s is %s: %s", v.id, wireStatus(sb).State, wireStatus(sb).Message)
 	}
-	if !v.ping() || time.Since(sb.CreatedAt) > renewEvery/2 { // whoever makes one asks at once whether it is there, which is no use yet
+	if !v.ping() || time.Since(sb.CreatedAt) > newFor {
 		a.renewOnAccess(ctx, owner, sb)
 	}
 	return &access.Target{Who: owner, Sandbox: sb, Port: v.port}, nil
@@ -216,6 +216,9 @@ func (a *API) networkPolicy(c *call) error {
 	a.dispatch(c.w, visitor{port: access.PortEgress, path: "/policy"}.inside(c.r), t, "")
 	return nil
 }
+
+// newFor is how long a look at whether a sandbox is there is no use of it yet: whoever makes one looks at once.
+const newFor = 30 * time.Second
 
 // renewEvery is how often a use of a sandbox may change its expiration.
 const renewEvery = time.Minute

@@ -72,7 +72,7 @@ func TestAnEndpointLeadsToItsPort(t *testing.T) {
 	if c := got.header["Set-Cookie"]; len(c) != 1 || !strings.Contains(c[0], "Path="+path+"/") || strings.Contains(c[0], "Domain") {
 		t.Errorf("cookies are %q", c)
 	}
-	if got.header.Get("Service-Worker-Allowed") != "" || !strings.Contains(got.header.Get("Content-Security-Policy"), "sandbox ") {
+	if got.header.Get("Service-Worker-Allowed") != "" || got.header.Get("Referrer-Policy") != "no-referrer" || !strings.Contains(got.header.Get("Content-Security-Policy"), "sandbox ") {
 		t.Errorf("it speaks for our origin: %v", got.header)
 	}
 	execd, headers := w.endpoint(id, "44772")

@@ -79,6 +79,7 @@ func modify(resp *http.Response) error {
 		}
 		// An origin of its own, which is nobody's: scripts run, and reach neither our cookies nor our API.
 		resp.Header.Add("Content-Security-Policy", "sandbox allow-downloads allow-forms allow-modals allow-popups allow-scripts")
+		resp.Header.Set("Referrer-Policy", "no-referrer") // its address may be what lets one in
 	}
 	NarrowCookies(resp.Header, v)
 	return nil

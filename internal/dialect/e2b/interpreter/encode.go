@@ -82,6 +82,9 @@ func unsaid(e *agentapi.Event) bool {
 
 // lines gives the lines of an event: none when its output waits, one, or the last ones. A run that never began is an error.
 func (enc *encoder) lines(e *agentapi.Event) ([]byte, error) {
+	if unsaid(e) {
+		return nil, nil
+	}
 	switch e.Type {
 	case agentapi.EventStarted:
 		return appendLine(nil, wireCount{"number_of_executions", e.Count}), nil
@@ -124,7 +127,7 @@ var streams = [2]string{"stdout", "stderr"}
 func (enc *encoder) output(i int, e *agentapi.Event) []byte {
 	lines := enc.pass(nil, 1-i, false) // what came first is told first
 	rest := &enc.rest[i]
-	if len(rest.data) == 0 {
+	if len(rest.data) == unfinished(rest.data) { // nothing that could have been told
 		rest.since = time.Now()
 	}
 	rest.data, rest.at = append(rest.data, e.Data...), e.Time

@@ -219,7 +219,7 @@ func (in *Interpreter) broken(c *call, out *output, err error) error {
 	if errors.Is(err, errLeft) {
 		return nil
 	}
-	if !out.begun && c.ctx().Err() == nil {
+	if held, _ := out.enc.holds(); !out.begun && !held && c.ctx().Err() == nil {
 		return err
 	}
 	if c.ctx().Err() != nil || in.gone(c, err) {

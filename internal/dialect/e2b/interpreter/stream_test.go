@@ -189,6 +189,7 @@ func TestLinesComeWhole(t *testing.T) {
 		"and so does a result":                         {[]piece{out(0, "a"), shown, out(0, "b")}, []string{"a", "1", "b"}},
 		"a very long one is passed on":                 {[]piece{out(0, long), out(0, "\n")}, []string{long, "\n"}},
 		"half a character waits for its other half":    {[]piece{out(0, "a\xc3"), out(time.Second, "\xa9\n")}, []string{"a", "é\n"}},
+		"and its line for the line's":                  {[]piece{out(0, "a\xc3"), out(time.Second, "\xa9b"), out(5*time.Millisecond, "c\n")}, []string{"a", "ébc\n"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

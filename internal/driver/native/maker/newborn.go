@@ -100,7 +100,7 @@ func (m *Maker) bearFrom(ctx context.Context, z *zygote, s *shell, r zygoteReque
 	defer s.moving.RUnlock()
 	joiners := s.group.Joiners()
 	if len(joiners) == 0 {
-		return nil, errors.New("the sandbox was ended while it was made")
+		return nil, errEnded
 	}
 	give := append(append(append([]*os.File{}, theirs...), s.pidfd), joiners...)
 	r.Op, r.Token = "fork", n.token
@@ -161,6 +161,8 @@ func (m *Maker) settle(l *live, n *newborn, name string) (err error) {
 	}()
 	return nil
 }
+
+var errEnded = fault.New(fault.Gone, "the sandbox was ended while it was made")
 
 var errNewbornDied = errors.New("the kernel that waited has died")
 

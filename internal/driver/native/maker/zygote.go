@@ -322,7 +322,7 @@ func (z *zygote) fork(ctx context.Context, r zygoteRequest, onExit func(exit), f
 	if err != nil {
 		z.forget(r.Token)
 		if errors.Is(err, wire.ErrNotHeld) { // the sandbox was ended while it was made, which is not the zygote's fault
-			return nil, err
+			return nil, errors.Join(errEnded, err)
 		}
 		z.stop()
 		return nil, errors.Join(errZygoteDied, err)

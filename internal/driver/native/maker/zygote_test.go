@@ -112,6 +112,7 @@ func TestOnlyAFailureOfItsOwnEndsAZygote(t *testing.T) {
 }
 
 func openFile(t *testing.T) *os.File {
+	t.Helper()
 	f, err := os.Open(os.DevNull)
 	if err != nil {
 		t.Fatal(err)
