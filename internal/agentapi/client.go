@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"iter"
 	"net"
@@ -268,6 +269,7 @@ func (c *Client) stream(ctx context.Context, op Op, params any) (*Stream, error)
 	if err != nil {
 		return nil, err
 	}
+	l.asked = true
 	first, err := l.event()
 	if err != nil {
 		l.close()
@@ -283,6 +285,8 @@ type link struct {
 	buf  *bufio.Reader
 	r    *Reader
 	stop func() bool
+	// asked is set once the agent may have begun, before anybody else knows of the link.
+	asked bool
 
 	mu sync.Mutex // held for one frame, so that frames of several goroutines do not mix
 }
@@ -424,10 +428,20 @@ func (l *link) fault(err error) error {
 	case cause != nil:
 		return cause
 	case errors.As(err, &protocol):
-		return fault.Wrap(fault.Internal, err, "the agent does not speak this protocol")
+		return fault.Wrap(fault.Internal, l.cut(err), "the agent does not speak this protocol")
 	default:
-		return fault.Wrap(fault.Unavailable, err, "the connection to the sandbox broke")
+		return fault.Wrap(fault.Unavailable, l.cut(err), "the connection to the sandbox broke")
 	}
+}
+
+// ErrCut is in the error of a run of which nobody knows how far it came: it may have begun, and ended. Whoever starts it again may run it twice.
+var ErrCut = errors.New("the run may have begun")
+
+func (l *link) cut(err error) error {
+	if !l.asked {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrCut, err)
 }
 
 // Stream is a running operation. Events may be read by one goroutine while others send.

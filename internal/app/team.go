@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/covehq/cove/client"
+	"github.com/covehq/cove/internal/dialect/agentsandbox/router"
+	"github.com/covehq/cove/internal/dialect/agentsandbox/runtime"
 	"github.com/covehq/cove/internal/dialect/cove"
 	"github.com/covehq/cove/internal/dialect/e2b/target"
 	"github.com/covehq/cove/internal/dialect/opensandbox"
@@ -197,7 +199,17 @@ func (t *team) elsewhere() func(*http.Request) http.Handler {
 	if t == nil {
 		return nil
 	}
-	return t.fleet.Elsewhere(fleet.Door{Name: doorMain, First: first})
+	return t.fleet.Elsewhere(fleet.Door{Name: doorMain, First: first, Lost: lost})
+}
+
+// lost answers for a server that is gone and had begun with what must not be done twice: clients of agent-sandbox send a command again when
+// they hear that they should try again.
+func lost(w http.ResponseWriter, r *http.Request, message string) bool {
+	if !router.Executes(r) {
+		return false
+	}
+	runtime.Lost(w, message)
+	return true
 }
 
 // elsewhereFacade is the same for the façade, of which all but the server's own pages is the first server's.

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -208,7 +209,13 @@ func start(t *testing.T, b *book, shared []byte, name string, handler http.Handl
 	}
 	s := &server{Fleet: f, domain: &domain{has: map[string]bool{}}, office: &office{}, handler: handler}
 	first := func(r *http.Request) bool { return strings.HasPrefix(r.URL.Path, "/first") }
-	elsewhere := f.Elsewhere(fleet.Door{Name: "main", First: first})
+	lost := func(w http.ResponseWriter, r *http.Request, message string) bool {
+		if strings.HasSuffix(r.URL.Path, "/once") {
+			io.WriteString(w, "not again: "+message)
+		}
+		return strings.HasSuffix(r.URL.Path, "/once")
+	}
+	elsewhere := f.Elsewhere(fleet.Door{Name: "main", First: first, Lost: lost})
 	door := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if other := elsewhere(r); other != nil {
 			other.ServeHTTP(w, r)
@@ -494,6 +501,28 @@ func TestAServerThatHangsKeepsNobodyWaiting(t *testing.T) {
 	}
 	if a := <-answers["/silent"]; a.status != 503 || !strings.Contains(a.body, "does not answer") {
 		t.Errorf("one without an answer: %+v", a)
+	}
+}
+
+func TestWhatMustNotBeDoneTwiceIsNotAskedForAgain(t *testing.T) {
+	begun := make(chan struct{}, 1)
+	_, first, second := pair(t, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		begun <- struct{}{}
+		<-r.Context().Done()
+	}))
+	done := make(chan string, 1)
+	go func() {
+		status, body, _ := ask(t, second, "/sandboxes/"+one+"/once")
+		done <- fmt.Sprint(status, " ", body)
+	}()
+	<-begun
+	first.peers.Close()
+	if got := <-done; got != "200 not again: the server of this sandbox is gone" {
+		t.Error(got)
+	}
+	// Nobody is there who could have begun.
+	if status, body, _ := ask(t, second, "/sandboxes/"+one+"/once"); status != 503 {
+		t.Errorf("%d %s", status, body)
 	}
 }
 

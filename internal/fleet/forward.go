@@ -9,11 +9,13 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/http/httputil"
 	"net/url"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/covehq/cove/internal/sandbox"
@@ -97,6 +99,9 @@ func (f *Fleet) forward(to sandbox.Server, d Door, later func(string) http.Handl
 			}
 			f.log.Warn("a request was not passed on", "server", to.ID, "error", err)
 			f.owners.clear()
+			if d.Lost != nil && wasSent(r) && d.Lost(w, r, "the server of this sandbox is gone") {
+				return
+			}
 			later("the server of this sandbox does not answer; try again").ServeHTTP(w, r)
 		},
 	}
@@ -107,8 +112,22 @@ func (f *Fleet) forward(to sandbox.Server, d Door, later func(string) http.Handl
 		ctx, cancel := context.WithCancelCause(r.Context())
 		defer cancel(nil)
 		defer context.AfterFunc(f.whileAlive(to.ID), func() { cancel(errGone) })()
-		proxy.ServeHTTP(w, r.WithContext(ctx))
+		proxy.ServeHTTP(w, r.WithContext(watchSent(ctx)))
 	})
+}
+
+type sentKey struct{}
+
+// watchSent remembers whether a request with this context was sent to a server, which may then have begun with it.
+func watchSent(ctx context.Context) context.Context {
+	sent := new(atomic.Bool)
+	ctx = context.WithValue(ctx, sentKey{}, sent)
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteHeaders: func() { sent.Store(true) }})
+}
+
+func wasSent(r *http.Request) bool {
+	sent, ok := r.Context().Value(sentKey{}).(*atomic.Bool)
+	return ok && sent.Load()
 }
 
 // errGone ends what was passed on to a server that is gone.

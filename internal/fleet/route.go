@@ -18,6 +18,9 @@ type Door struct {
 	First func(*http.Request) bool
 	// Refuse says in the words of the door that the caller should try again; nil: in those that all dialects of sandboxes read.
 	Refuse func(w http.ResponseWriter, message string)
+	// Lost answers a request that another server had begun before it was gone, if asking again would do it twice; it tells whether it has.
+	// nil: whatever was begun may be asked for again.
+	Lost func(w http.ResponseWriter, r *http.Request, message string) bool
 }
 
 // Elsewhere finds who answers a request instead of this server; nil: nobody does.

@@ -116,6 +116,17 @@ func (rt *Router) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rt.serve(w, inner, who, id, t)
 }
 
+// Executes tells whether a request runs a command: whoever sends it twice runs it twice.
+func Executes(r *http.Request) bool {
+	path := r.URL.EscapedPath()
+	if rest, ok := strings.CutPrefix(path, prefix); ok {
+		_, rest, _ = strings.Cut(rest, "/")
+		path = "/" + rest
+	}
+	t, err := parseTarget(r.Header)
+	return err == nil && t.port == place.PortRuntime && r.Method == http.MethodPost && strings.HasPrefix(path+"/", "/execute/")
+}
+
 // unknown is a sandbox that there is not. It is no 5xx, as other routers say it: clients up to 0.5 would ask five times more.
 func (rt *Router) unknown(err error, t target) error {
 	if fault.Is(err, fault.NotFound) {

@@ -326,6 +326,35 @@ func TestMatches(t *testing.T) {
 	}
 }
 
+func TestExecutes(t *testing.T) {
+	for _, tc := range []struct {
+		method, path, port string
+		want               bool
+	}{
+		{"POST", "/execute", "", true},
+		{"POST", "/execute", "8888", true},
+		{"POST", "/execute/", "", true},
+		{"POST", "/agents/acme.token/execute", "", true},
+		{"GET", "/execute", "", false},
+		{"POST", "/execute", "3000", false},
+		{"POST", "/upload/execute", "", false},
+		{"POST", "/executed", "", false},
+		{"POST", "/agents/execute", "", false},
+	} {
+		r := httptest.NewRequest(tc.method, tc.path, nil)
+		r.Header.Set("X-Sandbox-ID", "box")
+		if tc.port != "" {
+			r.Header.Set("X-Sandbox-Port", tc.port)
+		}
+		if got := router.Executes(r); got != tc.want {
+			t.Errorf("%+v: %v", tc, got)
+		}
+	}
+	if r := httptest.NewRequest("POST", "/execute", nil); router.Executes(r) {
+		t.Error("a request that names no sandbox")
+	}
+}
+
 func FuzzRoute(f *testing.F) {
 	w := newWorld(f)
 	f.Add("box", "default", "8888", "/execute")

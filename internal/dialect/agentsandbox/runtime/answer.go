@@ -44,20 +44,32 @@ func (rt *Runtime) fail(c *call, err error) {
 	_ = c.answer(no.status, map[string]string{"message": no.message, "detail": no.message})
 }
 
-// answer sends JSON. Bytes that are no UTF-8 become U+FFFD in it; a NUL stays one, because grep -Z parts names by them.
+// Lost answers for the server that ran a command and is gone.
+func Lost(w http.ResponseWriter, why string) {
+	result := lost(why)
+	result.Stderr += "\n"
+	_ = send(w, http.StatusOK, result) // else the client has gone: nobody to tell
+}
+
+// answer sends JSON.
 func (c *call) answer(status int, value any) error {
+	c.unsent = send(c.w, status, value) != nil // a client that has gone hears nothing
+	return nil
+}
+
+// send writes JSON. Bytes that are no UTF-8 become U+FFFD in it; a NUL stays one, because grep -Z parts names by them.
+func send(w http.ResponseWriter, status int, value any) error {
 	var body bytes.Buffer
 	enc := json.NewEncoder(&body)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(value); err != nil {
 		panic(err) // plain data
 	}
-	out := c.w.Header()
+	out := w.Header()
 	out.Set("Content-Type", "application/json")
 	out.Set("X-Content-Type-Options", "nosniff")
 	out.Set("Content-Length", strconv.Itoa(body.Len()))
-	c.w.WriteHeader(status)
-	_, err := c.w.Write(body.Bytes())
-	c.unsent = err != nil // a client that has gone hears nothing
-	return nil
+	w.WriteHeader(status)
+	_, err := w.Write(body.Bytes())
+	return err
 }

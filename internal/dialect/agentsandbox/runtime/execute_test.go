@@ -172,6 +172,37 @@ func TestReplay(t *testing.T) {
 			t.Errorf("got %+v", got)
 		}
 	})
+	t.Run("a connection to the sandbox that breaks is no reason to ask again", func(t *testing.T) {
+		w := newWorld(t)
+		counter := filepath.Join(w.away, "counter")
+		told := make(chan result, 1)
+		go func() { told <- w.run(`echo before; echo run >> ` + counter + `; sleep 30`) }()
+		w.until("the command runs", func() bool { return w.read(counter) != "" })
+		w.driver.cut()
+		if got := <-told; got.ExitCode != 255 || got.Stdout != "before\n" || !strings.Contains(got.Stderr, "it may have run, and is not run again") {
+			t.Errorf("got %+v", got)
+		}
+		w.until("the run is forgotten", func() bool { return w.runtime.Runs() == 0 })
+		if got := w.run("echo next"); got.Stdout != "next\n" {
+			t.Errorf("got %+v", got)
+		}
+	})
+	t.Run("neither is one that breaks before the first answer", func(t *testing.T) {
+		w := newWorld(t)
+		counter := filepath.Join(w.away, "counter")
+		w.driver.deaf.Store(true)
+		got := w.run(`echo run >> ` + counter)
+		if got.ExitCode != 255 || !strings.Contains(got.Stderr, "it may have run, and is not run again") {
+			t.Errorf("got %+v", got)
+		}
+	})
+	t.Run("what was never begun may be asked for again", func(t *testing.T) {
+		w := newWorld(t)
+		w.driver.gone.Store(true)
+		if got := w.ask("POST", "/execute", command("ls")); got.status != http.StatusServiceUnavailable {
+			t.Errorf("%d %s", got.status, got.body)
+		}
+	})
 	t.Run("two clients that want the same at once each get it", func(t *testing.T) {
 		w := newWorld(t)
 		counter, release := filepath.Join(w.away, "counter"), filepath.Join(w.away, "release")

@@ -3,7 +3,9 @@ package runtime
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
+	"net/http"
 	"path"
 	"strings"
 	"sync"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/dialect/agentsandbox/place"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -20,6 +23,7 @@ const (
 	exitDenied   = 126
 	exitNotFound = 127
 	exitSignal   = 128 // and the signal's number
+	exitLost     = 255 // what ssh has for a connection that broke
 )
 
 // run is one execution of a command. Who waits for it is known to runs.
@@ -89,7 +93,7 @@ func (rt *Runtime) perform(ctx context.Context, who auth.Principal, r *run, comm
 		case err != nil && ctx.Err() != nil:
 			rt.abandoned(r)
 		case err != nil:
-			r.finish(executed{}, rt.sandboxes.Explain(ctx, who, r.id, err))
+			r.broken(rt.sandboxes.Explain(ctx, who, r.id, err))
 		case e.Type == agentapi.EventStdout:
 			r.write(&r.out, e.Data)
 		case e.Type == agentapi.EventStderr:
@@ -205,11 +209,30 @@ func (rt *Runtime) abandoned(r *run) {
 	r.finish(executed{ExitCode: exitTimeout, TimedOut: true, Stderr: "the command was killed because " + why + ", and is not run again"}, nil)
 }
 
+// broken is a command that may have begun, and of which nothing more will be heard. Where its sandbox is gone, that is said. Else it is no
+// failure either: a client would ask for it again.
+func (r *run) broken(err error) {
+	if place.Status(fault.KindOf(err)) < http.StatusInternalServerError {
+		r.finish(executed{}, err)
+		return
+	}
+	r.finish(lost(fault.Message(err)), nil)
+}
+
+// lost is the answer for a command of which nobody knows how far it came.
+func lost(why string) executed {
+	return executed{ExitCode: exitLost, Stderr: why + "; it may have run, and is not run again"}
+}
+
 // notStarted tells of a command that could not be started what a shell would have told; where the sandbox is to blame, there is
 // no result.
 func (rt *Runtime) notStarted(ctx context.Context, r *run, err error) {
 	if ctx.Err() != nil {
 		rt.abandoned(r)
+		return
+	}
+	if errors.Is(err, agentapi.ErrCut) {
+		r.broken(err)
 		return
 	}
 	switch fault.KindOf(err) {

@@ -7,12 +7,15 @@ import (
 	"io"
 	"log/slog"
 	"mime/multipart"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/textproto"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,6 +35,7 @@ type world struct {
 	t       testing.TB
 	manager *sandbox.Manager
 	runtime *runtime.Runtime
+	driver  *breakable
 	box     sandbox.Sandbox
 	home    string // where commands start
 	away    string // a directory elsewhere
@@ -52,12 +56,13 @@ func newWorld(t testing.TB) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { driver.Close() })
-	m := sandbox.NewManager(sandbox.Config{}, driver, store, catalogue{}, sandbox.NopObserver{}, log)
+	between := &breakable{Driver: driver}
+	m := sandbox.NewManager(sandbox.Config{}, between, store, catalogue{}, sandbox.NopObserver{}, log)
 	if err := m.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { m.Close() })
-	w := &world{t: t, manager: m, home: filepath.Join(t.TempDir(), "app"), away: t.TempDir()}
+	w := &world{t: t, manager: m, driver: between, home: filepath.Join(t.TempDir(), "app"), away: t.TempDir()}
 	if w.box, _, err = m.Create(t.Context(), acme, sandbox.Spec{Template: "base", Env: map[string]string{"TMPDIR": t.TempDir()}}); err != nil {
 		t.Fatal(err)
 	}
@@ -73,6 +78,53 @@ func newWorld(t testing.TB) *world {
 	t.Cleanup(w.Close)
 	w.Start()
 	return w
+}
+
+// breakable is a driver whose connections to agents can break, as those to another host do.
+type breakable struct {
+	sandbox.Driver
+	gone atomic.Bool // nobody is reached
+	deaf atomic.Bool // what is said to agents arrives, and nothing comes back
+
+	mu    sync.Mutex
+	conns []net.Conn
+}
+
+func (b *breakable) Dial(ctx context.Context, id string) (net.Conn, error) {
+	if b.gone.Load() {
+		return nil, fault.New(fault.Unavailable, "no route")
+	}
+	conn, err := b.Driver.Dial(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.conns = append(b.conns, conn)
+	return &deafConn{conn, b}, nil
+}
+
+// cut breaks all connections.
+func (b *breakable) cut() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, conn := range b.conns {
+		conn.Close()
+	}
+	b.conns = nil
+}
+
+type deafConn struct {
+	net.Conn
+	of *breakable
+}
+
+func (c *deafConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if c.of.deaf.Load() {
+		return 0, io.ErrUnexpectedEOF
+	}
+	return n, err
 }
 
 // in is the same world for a test within another.
