@@ -11,12 +11,14 @@ import (
 )
 
 // slots bound how many sandboxes start at once and how many creates wait for that. Tenants take turns, so one that asks
-// for a thousand delays another's first by one start and not by a thousand.
+// for a thousand delays another's first by one start and not by a thousand. One whose starts take long has not all of the slots.
 type slots struct {
 	most, mostQueued int
+	share            int // of one tenant
 
 	mu      sync.Mutex
 	taken   int
+	held    map[string]int // by tenant; none is 0
 	queued  int
 	waiting map[string][]*waiter // by tenant, first come first; no empty list
 	turns   []string             // the tenants of waiting, whose turn is next first
@@ -26,24 +28,25 @@ type slots struct {
 type waiter struct{ turn chan error }
 
 func newSlots(starting, queued int) *slots {
-	return &slots{most: starting, mostQueued: queued, waiting: map[string][]*waiter{}}
+	return &slots{most: starting, mostQueued: queued, share: starting - starting/4, held: map[string]int{}, waiting: map[string][]*waiter{}}
 }
 
 func (s *slots) take(ctx context.Context, tenant string) (free func(), err error) {
+	free = func() { s.free(tenant) }
 	w, err := s.enter(tenant)
 	if w == nil {
-		return s.free, err
+		return free, err
 	}
 	select {
 	case err := <-w.turn:
-		return s.free, err
+		return free, err
 	case <-ctx.Done():
 	}
 	s.mu.Lock()
 	left := s.remove(tenant, w)
 	s.mu.Unlock()
 	if !left && <-w.turn == nil { // its turn came as it left
-		s.free()
+		free()
 	}
 	return nil, waitError(ctx, "other sandboxes to start")
 }
@@ -55,8 +58,9 @@ var errQueueFull = fault.New(fault.Unavailable, "too many sandboxes are waiting 
 func (s *slots) enter(tenant string) (*waiter, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.taken < s.most {
+	if s.taken < s.most && s.held[tenant] < s.share {
 		s.taken++
+		s.held[tenant]++
 		return nil, nil
 	}
 	if s.queued >= s.mostQueued {
@@ -102,19 +106,25 @@ func (s *slots) remove(tenant string, w *waiter) bool {
 	return true
 }
 
-// free gives a slot to the first of the tenant whose turn it is, who then comes last.
-func (s *slots) free() {
+// free gives a slot back, and to the first of the tenant whose turn it is, who then comes last.
+func (s *slots) free(tenant string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.turns) == 0 {
-		s.taken--
+	s.taken--
+	if s.held[tenant]--; s.held[tenant] == 0 {
+		delete(s.held, tenant)
+	}
+	at := slices.IndexFunc(s.turns, func(t string) bool { return s.held[t] < s.share })
+	if at < 0 {
 		return
 	}
-	tenant := s.turns[0]
-	s.turns = append(s.turns[1:], tenant)
-	next := s.waiting[tenant][0]
-	s.remove(tenant, next)
-	next.turn <- nil
+	next := s.turns[at]
+	s.turns = append(slices.Delete(s.turns, at, at+1), next)
+	first := s.waiting[next][0]
+	s.remove(next, first)
+	s.taken++
+	s.held[next]++
+	first.turn <- nil
 }
 
 // rates is a bucket of create tokens per tenant: a second's worth at once, at least one.

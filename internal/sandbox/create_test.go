@@ -466,6 +466,42 @@ func TestLimitsPerTenant(t *testing.T) {
 	})
 }
 
+func TestSlowStarts(t *testing.T) {
+	claims(t, sandbox.Config{MaxStarting: 4, MaxQueued: 100}, map[string]func(*testing.T, *world){
+		"one tenant's starts that take long leave room for another's": func(t *testing.T, w *world) {
+			slots := make(chan struct{})
+			w.driver.onStart = func(_ context.Context, req sandbox.StartRequest) error {
+				if req.Tenant == acme.Tenant {
+					<-slots
+				}
+				return nil
+			}
+			var wg sync.WaitGroup
+			for range 10 {
+				wg.Go(func() {
+					if _, _, err := w.Create(t.Context(), acme, sandbox.Spec{}); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			synctest.Wait()
+			if n := w.driver.count("start"); n != 3 {
+				t.Errorf("%d of one tenant's start at once", n)
+			}
+			for range 5 {
+				if _, _, err := w.Create(t.Context(), globex, sandbox.Spec{}); err != nil {
+					t.Error(err)
+				}
+			}
+			close(slots)
+			wg.Wait()
+			if n := w.driver.count("start"); n != 15 {
+				t.Errorf("%d starts", n)
+			}
+		},
+	})
+}
+
 func TestFailedCreate(t *testing.T) {
 	claims(t, sandbox.Config{}, map[string]func(*testing.T, *world){
 		"a driver that fails leaves a recorded end and nothing else": func(t *testing.T, w *world) {
