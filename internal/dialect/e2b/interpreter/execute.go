@@ -122,6 +122,7 @@ type output struct {
 	w       http.ResponseWriter
 	flusher *http.ResponseController
 	begun   bool
+	told    bool // there are lines of what the run has said
 	buf     bytes.Buffer
 	enc     encoder
 }
@@ -141,7 +142,8 @@ func (o *output) pass(s said, news <-chan said) error {
 			return err
 		}
 		o.buf.Write(lines)
-		later = later && (len(lines) == 0 || s.event.Type == agentapi.EventStarted)
+		quiet := len(lines) == 0 || s.event.Type == agentapi.EventStarted
+		o.told, later = o.told || !quiet, later && quiet
 		if o.buf.Len() > agentapi.ChunkSize {
 			return o.flush()
 		}
@@ -219,7 +221,7 @@ func (in *Interpreter) broken(c *call, out *output, err error) error {
 	if errors.Is(err, errLeft) {
 		return nil
 	}
-	if held, _ := out.enc.holds(); !out.begun && !held && c.ctx().Err() == nil {
+	if held, _ := out.enc.holds(); !out.begun && !out.told && !held && c.ctx().Err() == nil {
 		return err
 	}
 	if c.ctx().Err() != nil || in.gone(c, err) {

@@ -127,6 +127,22 @@ func TestEvents(t *testing.T) {
 	}
 }
 
+func TestWhatWasSaidIsToldThoughTheRunBreaksOff(t *testing.T) {
+	for _, text := range []string{"a", "a\n"} {
+		synctest.Test(t, func(t *testing.T) {
+			s := said{events: func(yield func(agentapi.Event, error) bool) {
+				_ = yield(agentapi.Event{Type: agentapi.EventStarted, Count: 1}, nil) &&
+					yield(agentapi.Event{Type: agentapi.EventStdout, Data: []byte(text)}, nil) &&
+					yield(agentapi.Event{}, fault.New(fault.Unavailable, "the connection to the sandbox broke"))
+			}}
+			rec, _ := s.execute(t)
+			if got := rec.Body.String(); rec.Code != http.StatusOK || !strings.Contains(got, `"type":"stdout"`) || !strings.Contains(got, "ExecutionAborted") {
+				t.Errorf("%q: %d %s", text, rec.Code, got)
+			}
+		})
+	}
+}
+
 func TestEveryEndIsTold(t *testing.T) {
 	for outcome, name := range map[agentapi.Outcome]any{
 		agentapi.OutcomeOK: nil, agentapi.OutcomeError: nil, agentapi.OutcomeInterrupted: nil, agentapi.OutcomeTimeout: "ExecutionAborted",
