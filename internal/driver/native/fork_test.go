@@ -589,6 +589,10 @@ func TestWhoLeavesHoldsNobodyUp(t *testing.T) {
 	}
 	left.Wait()
 	start(t).stop()
+	if n := stayed.Load(); n > many/2 {
+		t.Fatalf("%d of %d did not leave: nothing is shown", n, many)
+	}
+	// With those that the pool makes ahead.
 	if n := forksOf(t) - before - int(stayed.Load()); n > many/2 {
 		t.Errorf("%d kernels were made for %d who had left", n, many)
 	}
