@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -243,6 +244,7 @@ func TestClusterImages(t *testing.T) {
 		}
 		c.nothingLeft(t)
 	})
+	t.Run("an image does not bring the program that is PID 1", c.coveredProgram)
 	t.Run("a Sandbox of agent-sandbox names an image", func(t *testing.T) {
 		w := agentSandboxWorldOf(t, c.server, c.key)
 		facade := func(stdin string, args ...string) string {
@@ -318,6 +320,80 @@ func TestClusterImages(t *testing.T) {
 		}
 		c.nothingLeft(t)
 	})
+}
+
+// tellTale is in the log of a container, or in a volume, where a program of the image's ran in the place of ours.
+const tellTale = "a program of the image ran"
+
+// coveredProgram: an image wants a volume, or begins, at a link to where our program was, and has one of that name there. A node mounts what has more parts later.
+func (c *clusterImages) coveredProgram(t *testing.T) {
+	hostile := file("/run/cove/cove-pod", 0o755, "#!/bin/sh\necho "+tellTale+"\nfor dir in /data /app /run/*-seed/data /run/*-seed/app; do echo "+tellTale+" > $dir/tell-tale; done\n[ \"$1\" = seed ] || sleep 30\n")
+	volumes := func(names ...string) map[string]struct{} {
+		all := map[string]struct{}{"/data": {}}
+		for _, name := range names {
+			all[name] = struct{}{}
+		}
+		return all
+	}
+	for name, i := range map[string]struct {
+		config  v1.Config
+		link    string
+		refused string
+	}{
+		"volume":         {v1.Config{Volumes: volumes("/x/y/z")}, "/run/cove", ""},
+		"unclean-volume": {v1.Config{Volumes: volumes("/x/y/z/../z")}, "/run/cove", ""},
+		"workdir":        {v1.Config{Volumes: volumes(), WorkingDir: "/x/y/z"}, "/run/cove", ""},
+		"parent":         {v1.Config{Volumes: volumes("/x/y/z")}, "/run", "cannot start"},
+		"root":           {v1.Config{Volumes: volumes("/x/y/z")}, "/", "cannot start"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			i.config.Env = []string{"PATH=/bin:/usr/bin"}
+			ref := c.push(t, "covered-"+name+":1", i.config, dir("/run/cove", 0o755), hostile, dir("/x/y", 0o755), link("/x/y/z", i.link), dir("/data", 0o777), dir("/app", 0o777))
+			defer c.nothingLeft(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			logs := make(chan string, 1)
+			go func() { logs <- c.logs(ctx) }()
+			defer func() {
+				cancel()
+				if said := <-logs; strings.Contains(said, tellTale) {
+					t.Errorf("%s", said)
+				}
+			}()
+			sb, err := c.Create(t.Context(), client.CreateRequest{Image: ref})
+			if i.refused != "" || err != nil {
+				if err == nil || i.refused == "" || !strings.Contains(err.Error(), i.refused) {
+					t.Errorf("%v", err)
+				}
+			}
+			if err != nil {
+				return
+			}
+			defer func() {
+				if err := sb.Kill(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}()
+			if got := inside(t, sb, "cat /data/tell-tale /app/tell-tale 2>&1; tr '\\0' ' ' < /proc/1/cmdline"); strings.Contains(got, tellTale) || !strings.Contains(got, "/cove-pod serve") {
+				t.Errorf("%q", got)
+			}
+		})
+	}
+}
+
+// logs is what all containers have said, until ctx is done.
+func (c *clusterImages) logs(ctx context.Context) string {
+	var all strings.Builder
+	for ctx.Err() == nil {
+		out, err := exec.CommandContext(ctx, "kubectl", "--kubeconfig", os.Getenv("COVE_TEST_KUBECONFIG"), "logs", "-n", c.namespace, "-l", "cove.dev/state=claimed", "--all-containers").CombinedOutput()
+		if err == nil { // there may be no container yet, or no more
+			all.Write(out)
+		}
+		select {
+		case <-time.After(500 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+	return all.String()
 }
 
 // TestClusterImagesSDK is OpenSandbox's suite about images with Pods that are their image's user. The node has a password that tenants have to know too.

@@ -19,7 +19,7 @@ import (
 type documents interface {
 	PutDocument(ctx context.Context, tenant, kind, id string, body []byte) error
 	Document(ctx context.Context, tenant, kind, id string) ([]byte, error)
-	Documents(ctx context.Context, tenant, kind string) ([]sandbox.Document, error)
+	DocumentIDs(ctx context.Context, tenant, kind string) ([]string, error)
 	DeleteDocument(ctx context.Context, tenant, kind, id string) error
 }
 
@@ -30,35 +30,43 @@ const kindImage = "cluster-image"
 const imagePrefix = "img-"
 
 // maxClusterImages is how many images a tenant can have: nothing else bounds them where no layer is kept.
-const maxClusterImages = 1000
+const maxClusterImages = 200
 
 // clusterImages keeps which images tenants have on a cluster. What is kept is what was asked for: what Pods are made of it follows from how the
 // server is configured today.
 type clusterImages struct {
 	puller    sandbox.Puller
+	allows    func(reference string) error // what the operator says of names today
 	documents documents
 	log       *slog.Logger
 }
 
 // AddImage makes the template of an image and keeps it for every server.
 func (c clusterImages) AddImage(ctx context.Context, req sandbox.ImageRequest) (*template.Template, error) {
-	t, err := c.puller.AddImage(ctx, req)
+	t, err := c.compose(ctx, req)
 	if err != nil {
 		return nil, err
 	}
-	kept, err := c.documents.Documents(ctx, req.Tenant, kindImage)
+	kept, err := c.documents.DocumentIDs(ctx, req.Tenant, kindImage)
 	if err != nil {
 		return nil, err
 	}
-	known := slices.ContainsFunc(kept, func(d sandbox.Document) bool { return d.ID == req.Name })
-	if !known && len(kept) >= maxClusterImages {
-		return nil, fault.New(fault.Exhausted, "you have %d images, and this server keeps no more; remove some (cove image remove)", len(kept))
+	if len(kept) >= maxClusterImages && !slices.Contains(kept, req.Name) {
+		return nil, fault.New(fault.Exhausted, "you have %d images, and this server keeps no more; remove some (cove image remove, or prune)", len(kept))
 	}
 	body, err := json.Marshal(req)
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", req.Name, err)
 	}
 	return t, c.documents.PutDocument(ctx, req.Tenant, kindImage, req.Name, body)
+}
+
+// compose is the template of an image that its tenant may use.
+func (c clusterImages) compose(ctx context.Context, req sandbox.ImageRequest) (*template.Template, error) {
+	if err := c.allows(req.Image.Reference); err != nil {
+		return nil, err
+	}
+	return c.puller.AddImage(ctx, req)
 }
 
 // find is the template of an image of a tenant's.
@@ -73,16 +81,16 @@ func (c clusterImages) find(ctx context.Context, tenant, name string) (*template
 	return c.read(ctx, tenant, name, body)
 }
 
-// read makes the template anew. One that the server would not make any more is as good as none: whoever asks for the image again learns why.
+// read makes the template anew. One that the server would not make any more cannot be used, and can be removed.
 func (c clusterImages) read(ctx context.Context, tenant, name string, body []byte) (*template.Template, error) {
 	var req sandbox.ImageRequest
 	if err := json.Unmarshal(body, &req); err != nil {
 		return nil, fmt.Errorf("image %s: %w", name, err)
 	}
 	req.Tenant, req.Name = tenant, name
-	t, err := c.puller.AddImage(ctx, req)
+	t, err := c.compose(ctx, req)
 	if err != nil {
-		return nil, fault.Wrap(fault.NotFound, err, "the template %q cannot be used any more: %s", name, fault.Message(err))
+		return nil, fault.Wrap(fault.Unavailable, err, "the template %q cannot be used any more: %s", name, fault.Message(err))
 	}
 	return t, nil
 }
@@ -94,17 +102,21 @@ const listFor = 10 * time.Second
 func (c clusterImages) list(tenant string) (all []template.Info) {
 	ctx, cancel := context.WithTimeout(context.Background(), listFor) // whoever asks for templates gives none
 	defer cancel()
-	kept, err := c.documents.Documents(ctx, tenant, kindImage)
+	kept, err := c.documents.DocumentIDs(ctx, tenant, kindImage)
 	if err != nil {
 		c.log.Warn("images of a tenant are not listed", "tenant", tenant, "error", err)
 		return nil
 	}
-	for _, d := range kept {
-		if t, err := c.read(ctx, tenant, d.ID, d.Body); err == nil {
-			all = append(all, template.Info{
-				Name: t.Name, Description: t.Description, Digest: t.Digest, Tenant: tenant, From: t.Image.Reference, Source: template.SourceImage, Created: t.Image.Created,
-			})
+	for _, name := range kept { // one at a time: together they may be large
+		info := template.Info{Name: name, Tenant: tenant, Source: template.SourceImage}
+		t, err := c.find(ctx, tenant, name)
+		switch {
+		case fault.Is(err, fault.NotFound): // somebody has removed it meanwhile
+			continue
+		case err == nil:
+			info.Description, info.Digest, info.From, info.Created = t.Description, t.Digest, t.Image.Reference, t.Image.Created
 		}
+		all = append(all, info) // what cannot be used is listed too: it counts, and can be removed
 	}
 	return all
 }

@@ -11,8 +11,6 @@ import (
 
 	"github.com/covehq/cove/client"
 	"github.com/covehq/cove/internal/config"
-	"github.com/covehq/cove/internal/driver/kubernetes"
-	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/image"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/sqlstore"
@@ -54,13 +52,12 @@ func (s *Server) imagePlatform() string {
 	return own
 }
 
-// imagePulls is what the operator of a cluster decides about images that its nodes pull.
+// imagePulls is what is decided where nodes pull images.
 func (s *Server) imagePulls() image.Pulls {
-	k := s.cfg.Kubernetes.Images
 	if s.cfg.Driver != config.DriverKubernetes {
 		return image.Pulls{}
 	}
-	return image.Pulls{Allow: k.Allow, Credentials: len(k.PullSecrets) > 0, Off: fault.Message(kubernetes.ErrImages)}
+	return kubernetesPulls(s.cfg.Kubernetes.Images)
 }
 
 // dockerConfig is the file that `docker login` writes, where nobody names one and this process, which has given up root by

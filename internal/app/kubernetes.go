@@ -10,6 +10,7 @@ import (
 	"github.com/covehq/cove/internal/config"
 	"github.com/covehq/cove/internal/driver/kubernetes"
 	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/image"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
 )
@@ -36,12 +37,13 @@ func openKubernetes(ctx context.Context, cfg config.Config, documents documents,
 	}
 	d, err := kubernetes.New(ctx, kubernetes.Config{
 		Kubeconfig: k.Kubeconfig, Namespace: k.Namespace, Image: k.Image, PullPolicy: k.PullPolicy, Owner: me, Templates: kinds, Images: images,
+		PullKinds:    len(k.Images.Allow) > 0,
 		StartTimeout: cfg.Sandbox.StartTimeout, RuntimeClass: k.RuntimeClass, Nameservers: k.Nameservers, Policies: k.Policies, Servers: k.Servers, ServerNamespace: k.ServerSpace, ServerRanges: ranges, Log: log,
 	})
 	if err != nil {
 		return parts{}, err
 	}
-	kept := clusterImages{d, documents, log}
+	kept := clusterImages{d, kubernetesPulls(k.Images).Allows, documents, log}
 	return parts{
 		driver: clusterDriver{d, kept}, templates: newClusterTemplates(d.Templates(), defaultTemplate(cfg), kept), close: d.Close, ready: d.Ready,
 		lost: sandbox.Ended{Cause: sandbox.CauseDeleted, Message: "its Pod was deleted while no server watched"},
@@ -59,6 +61,11 @@ func kubernetesTemplate(t config.KubernetesTemplate) kubernetes.Template {
 		made.HostUsers = new(bool)
 	}
 	return made
+}
+
+// kubernetesPulls is what the operator of a cluster decides about images that its nodes pull.
+func kubernetesPulls(i config.KubernetesImages) image.Pulls {
+	return image.Pulls{Allow: i.Allow, Credentials: len(i.PullSecrets) > 0, Off: fault.Message(kubernetes.ErrImages)}
 }
 
 func kubernetesImages(i config.KubernetesImages) kubernetes.Template {

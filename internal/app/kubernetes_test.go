@@ -10,6 +10,7 @@ import (
 
 	"github.com/covehq/cove/internal/config"
 	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/image"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/sqlstore"
 	"github.com/covehq/cove/internal/template"
@@ -29,6 +30,7 @@ func openDocuments(t *testing.T) *sqlstore.Store {
 type puller struct {
 	memory int64
 	off    bool
+	allow  []string
 }
 
 func (p puller) AddImage(_ context.Context, req sandbox.ImageRequest) (*template.Template, error) {
@@ -58,7 +60,7 @@ func TestTemplatesOfAClusterAreItsOperators(t *testing.T) {
 func TestImagesOnAClusterAreTheirTenants(t *testing.T) {
 	store, log := openDocuments(t), slog.New(slog.DiscardHandler)
 	server := func(p puller) (clusterTemplates, clusterImages) {
-		images := clusterImages{p, store, log}
+		images := clusterImages{p, image.Pulls{Allow: p.allow}.Allows, store, log}
 		return newClusterTemplates([]*template.Template{{Name: "python"}}, "python", images), images
 	}
 	templates, images := server(puller{memory: 1})
@@ -83,7 +85,17 @@ func TestImagesOnAClusterAreTheirTenants(t *testing.T) {
 		t.Errorf("%+v %v", found, err)
 	}
 	off, _ := server(puller{off: true})
-	if _, err := off.Resolve(t.Context(), "acme", "img-1"); !fault.Is(err, fault.NotFound) || !strings.Contains(fault.Message(err), "images are off") {
+	if _, err := off.Resolve(t.Context(), "acme", "img-1"); !fault.Is(err, fault.Unavailable) || !strings.Contains(fault.Message(err), "images are off") {
+		t.Errorf("%v", err)
+	}
+	narrow, kept := server(puller{allow: []string{"registry.test/b"}}) // which the operator has just decided
+	if _, err := narrow.Resolve(t.Context(), "acme", "img-1"); !fault.Is(err, fault.Unavailable) || !strings.Contains(fault.Message(err), "allows images by name") {
+		t.Errorf("%v", err)
+	}
+	if list := narrow.List("acme"); len(list) != 2 || list[1].Name != "img-1" || list[1].Digest != "" { // it counts, so that it can be seen
+		t.Errorf("%+v", list)
+	}
+	if _, err := kept.AddImage(t.Context(), req); !fault.Is(err, fault.Denied) {
 		t.Errorf("%v", err)
 	}
 	driver := clusterDriver{images: images}
@@ -99,7 +111,7 @@ func TestImagesOnAClusterAreTheirTenants(t *testing.T) {
 }
 
 func TestATenantHasSoManyImagesOnACluster(t *testing.T) {
-	images := clusterImages{puller{}, openDocuments(t), slog.New(slog.DiscardHandler)}
+	images := clusterImages{puller{}, image.Pulls{}.Allows, openDocuments(t), slog.New(slog.DiscardHandler)}
 	add := func(tenant string, n int) error {
 		_, err := images.AddImage(t.Context(), sandbox.ImageRequest{Tenant: tenant, Name: fmt.Sprintf("img-%d", n)})
 		return err

@@ -60,11 +60,15 @@ func notHere(name string) error {
 }
 
 func (s *Service) read(ctx context.Context, tenant, name string, body []byte) (*entry, error) {
+	return readEntry(name, body, func(template string) (*template.Template, error) { return s.templates.Resolve(ctx, tenant, template) })
+}
+
+func readEntry(name string, body []byte, resolve func(name string) (*template.Template, error)) (*entry, error) {
 	var r ref
 	if err := json.Unmarshal(body, &r); err != nil {
 		return nil, fmt.Errorf("image %s: %w", name, err)
 	}
-	t, err := s.templates.Resolve(ctx, tenant, r.Template)
+	t, err := resolve(r.Template)
 	if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Unavailable) {
 		return nil, notHere(name)
 	}
@@ -89,8 +93,9 @@ func newEntry(name string, r ref, t *template.Template) *entry {
 	return e
 }
 
-// lockNames keeps the names of a tenant, and the templates that they stand for, as they are for everybody else. Whoever makes or
-// finds a template to give it a name does both under one lock: in between it would have no name, and be removed for that.
+// lockNames keeps the names of a tenant, and the templates that they stand for, as they are for everybody else in this process. Whoever makes
+// or finds a template to give it a name does both under one lock: in between it would have no name, and be removed for that. Where several
+// servers share documents one may remove what another is about to name; the next pull makes it again.
 func (s *Service) lockNames(ctx context.Context, tenant string) (free func(), err error) {
 	return s.lock(ctx, "names "+tenant)
 }
@@ -101,6 +106,12 @@ func (s *Service) name(ctx context.Context, tenant, name, top string, t *templat
 	body, err := json.Marshal(r)
 	if err != nil {
 		return nil, fmt.Errorf("image %s: %w", name, err)
+	}
+	if s.remote() && len(body) > maxNameText {
+		return nil, fault.New(fault.Invalid, "what the name %s is given is too large: its commands, labels and ports may have %d KB", name, maxNameText>>10)
+	}
+	if err := s.canName(ctx, tenant, name); err != nil {
+		return nil, err
 	}
 	if err := s.documents.PutDocument(ctx, tenant, kindRef, name, body); err != nil {
 		return nil, err
@@ -118,6 +129,9 @@ func (s *Service) addImage(ctx context.Context, tenant, name, top string, b blue
 	if err := s.admit(ctx, tenant, name, b); err != nil {
 		return nil, err
 	}
+	if err := s.canName(ctx, tenant, name); err != nil {
+		return nil, err
+	}
 	b.add.Tenant = tenant
 	t, err := s.adder.AddImage(ctx, b.add)
 	if err != nil {
@@ -125,6 +139,9 @@ func (s *Service) addImage(ctx context.Context, tenant, name, top string, b blue
 	}
 	// What the driver has made is of no use, and must have no name, where this process cannot read it.
 	if _, err := s.templates.Resolve(ctx, tenant, t.Name); fault.Is(err, fault.NotFound) {
+		if s.remote() {
+			return nil, fault.Wrap(fault.Unavailable, err, "image %s was removed while it was added; try again", name)
+		}
 		return nil, fault.Wrap(fault.Internal, err, "image %s was unpacked, but the server cannot read its template; the operator has to let the server's user read the directory of templates", name)
 	} else if err != nil {
 		return nil, err
@@ -190,9 +207,17 @@ func (s *Service) entries(ctx context.Context, tenant string) ([]*entry, error) 
 	if err != nil {
 		return nil, err
 	}
+	known := map[string]*template.Template{} // many names may be one template's
+	resolve := func(name string) (t *template.Template, err error) {
+		if t = known[name]; t == nil {
+			t, err = s.templates.Resolve(ctx, tenant, name)
+			known[name] = t
+		}
+		return t, err
+	}
 	var all []*entry
 	for _, d := range docs {
-		e, err := s.read(ctx, tenant, d.ID, d.Body)
+		e, err := readEntry(d.ID, d.Body, resolve)
 		if fault.Is(err, fault.NotFound) {
 			continue
 		}
@@ -213,7 +238,10 @@ func (s *Service) List(ctx context.Context, tenant string) ([]Info, error) {
 	}
 	infos := make([]Info, 0, len(all))
 	for _, e := range all {
-		infos = append(infos, e.info())
+		info := e.info()
+		// An image may have many names, and say a lot: Inspect tells that of one.
+		info.Env, info.Labels, info.Ports, info.Entrypoint, info.Cmd = nil, nil, nil, nil, nil
+		infos = append(infos, info)
 	}
 	return infos, nil
 }
@@ -287,11 +315,14 @@ func isHex(s string) bool { return s != "" && strings.Trim(s, "0123456789abcdef"
 // it goes on.
 func (s *Service) Remove(ctx context.Context, tenant, ref string) error {
 	found, err := s.find(ctx, tenant, ref)
+	if fault.Is(err, fault.NotFound) {
+		return s.removeUnusable(ctx, tenant, ref, err)
+	}
 	if err != nil {
 		return err
 	}
 	for _, e := range found {
-		if err := s.remove(ctx, tenant, e); err != nil {
+		if err := s.remove(ctx, tenant, e.name, e.ref.Template); err != nil {
 			return err
 		}
 	}
@@ -299,20 +330,48 @@ func (s *Service) Remove(ctx context.Context, tenant, ref string) error {
 	return err
 }
 
-// remove takes one name away, unless it stands for something else since its entry was read.
-func (s *Service) remove(ctx context.Context, tenant string, e *entry) error {
+// removeUnusable takes away a name whose template is there and cannot be used any more; without one, it has the error that there is none.
+func (s *Service) removeUnusable(ctx context.Context, tenant, text string, none error) error {
+	name, err := parseReference(text)
+	if err != nil {
+		return none
+	}
+	r, err := s.ref(ctx, tenant, name.String())
+	switch {
+	case fault.Is(err, fault.NotFound):
+		return none
+	case err != nil:
+		return err
+	}
+	return s.remove(ctx, tenant, name.String(), r.Template)
+}
+
+// ref is what a name stands for.
+func (s *Service) ref(ctx context.Context, tenant, name string) (r ref, err error) {
+	body, err := s.documents.Document(ctx, tenant, kindRef, name)
+	if err != nil {
+		return r, err
+	}
+	if err := json.Unmarshal(body, &r); err != nil {
+		return r, fmt.Errorf("image %s: %w", name, err)
+	}
+	return r, nil
+}
+
+// remove takes one name away, unless it stands for something else by now.
+func (s *Service) remove(ctx context.Context, tenant, name, of string) error {
 	free, err := s.lockNames(ctx, tenant)
 	if err != nil {
 		return err
 	}
 	defer free()
-	now, err := s.entry(ctx, tenant, e.name)
+	now, err := s.ref(ctx, tenant, name)
 	switch {
 	case fault.Is(err, fault.NotFound): // somebody else was faster
 		return nil
 	case err != nil:
 		return err
-	case now.ref.Template != e.ref.Template:
+	case now.Template != of:
 		return nil
 	}
 	named, err := s.named(ctx, tenant)
@@ -320,17 +379,29 @@ func (s *Service) remove(ctx context.Context, tenant string, e *entry) error {
 		return err
 	}
 	// The template first: a name that stands for nothing is as good as none.
-	if named[now.ref.Template] == 1 && now.template.Tenant == tenant {
-		err := s.templates.RemoveTemplate(ctx, tenant, now.ref.Template)
-		// What others are made from stays until they are gone; Prune finds it then.
-		if err != nil && !fault.Is(err, fault.NotFound) && !fault.Is(err, fault.Conflict) {
+	if named[of] == 1 {
+		if err := s.removeTemplate(ctx, tenant, of); err != nil {
 			return err
 		}
 	}
-	if err := s.documents.DeleteDocument(ctx, tenant, kindRef, e.name); err != nil && !fault.Is(err, fault.NotFound) {
+	if err := s.documents.DeleteDocument(ctx, tenant, kindRef, name); err != nil && !fault.Is(err, fault.NotFound) {
 		return err
 	}
 	return nil
+}
+
+// removeTemplate removes a template if it is the tenant's own. What others are made from stays until they are gone; Prune finds it then.
+func (s *Service) removeTemplate(ctx context.Context, tenant, name string) error {
+	t, err := s.templates.Resolve(ctx, tenant, name)
+	if err == nil && t.Tenant != tenant {
+		return nil
+	}
+	err = s.templates.RemoveTemplate(ctx, tenant, name)
+	switch fault.KindOf(err) {
+	case fault.NotFound, fault.Conflict, fault.Denied:
+		return nil
+	}
+	return err
 }
 
 // named counts the names that each template has.

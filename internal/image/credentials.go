@@ -101,7 +101,7 @@ func (s *Service) Login(ctx context.Context, tenant, registry, username, passwor
 		return err
 	}
 	c := credentials{Username: username, Password: password, from: "your login"}
-	if err := cmp.Or(c.check(), s.canUse(c)); err != nil {
+	if err := cmp.Or(s.canImage(), c.check(), s.canUse(c)); err != nil {
 		return err
 	}
 	if err := s.tryLogin(ctx, tenant, registry, c); err != nil {

@@ -66,7 +66,7 @@ func (s *Service) RemoveAfter(ctx context.Context, tenant, ref string, between f
 	}
 	between()
 	for _, e := range found {
-		if err := s.remove(ctx, tenant, e); err != nil {
+		if err := s.remove(ctx, tenant, e.name, e.ref.Template); err != nil {
 			return err
 		}
 	}
@@ -97,3 +97,6 @@ func (s *Service) Archived(ctx context.Context, f *os.File) (string, int, error)
 	all, err := s.images(ctx, a, "")
 	return string(form), len(all), err
 }
+
+// MaxNames is how many names a tenant has for images that hosts pull.
+const MaxNames = maxNames

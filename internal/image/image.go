@@ -84,6 +84,7 @@ type Documents interface {
 	PutDocument(ctx context.Context, tenant, kind, id string, body []byte) error
 	Document(ctx context.Context, tenant, kind, id string) ([]byte, error)
 	Documents(ctx context.Context, tenant, kind string) ([]sandbox.Document, error)
+	DocumentIDs(ctx context.Context, tenant, kind string) ([]string, error)
 	DeleteDocument(ctx context.Context, tenant, kind, id string) error
 }
 

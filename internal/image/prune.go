@@ -30,17 +30,17 @@ func (s *Service) Prune(ctx context.Context, tenant string) (freed int64, remove
 	return freed, removed, s.forgetLayers(ctx, tenant)
 }
 
-// pruneNames removes templates without a name and names without a template.
+// pruneNames removes names without a template, or with one that cannot be used any more, and then templates without a name.
 func (s *Service) pruneNames(ctx context.Context, tenant string) (freed int64, removed []string, err error) {
 	free, err := s.lockNames(ctx, tenant)
 	if err != nil {
 		return 0, nil, err
 	}
 	defer free()
-	if freed, removed, err = s.pruneTemplates(ctx, tenant); err != nil {
-		return freed, removed, err
+	if err := s.forgetNames(ctx, tenant); err != nil {
+		return 0, nil, err
 	}
-	return freed, removed, s.forgetNames(ctx, tenant)
+	return s.pruneTemplates(ctx, tenant)
 }
 
 // pruneTemplates goes round until nothing changes: a template that others are made from can be removed once they are gone. The

@@ -272,6 +272,9 @@ func (s *Service) ask(ctx context.Context, o *source, ref reference) (blueprint,
 		if err != nil {
 			return err
 		}
+		if err := s.canFetch(ref.String(), m); err != nil {
+			return err
+		}
 		config, err := o.small(ctx, m.Config.Digest.String(), m.Config.Size)
 		if err != nil {
 			return err

@@ -2,9 +2,13 @@ package image
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
 	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/sandbox"
 )
 
 // Where the driver's hosts pull images themselves, the registry is asked for an image's manifest and configuration, with the
@@ -27,13 +31,46 @@ func (s *Service) canPull(r reference, creds credentials) error {
 	if !s.remote() {
 		return nil
 	}
+	if err := s.cfg.Pulls.allows(r); err != nil {
+		return err
+	}
+	return s.canUse(creds)
+}
+
+// Allows refuses the name of an image that tenants may not use, or not any more.
+func (p Pulls) Allows(name string) error {
+	if len(p.Allow) == 0 {
+		return nil
+	}
+	r, err := parseReference(name)
+	if err != nil {
+		return err
+	}
+	return p.allows(r)
+}
+
+func (p Pulls) allows(r reference) error {
 	allowed := func(pattern string) bool {
 		return slices.ContainsFunc([]string{r.String(), r.registry + "/" + r.repository}, func(name string) bool { return matches(pattern, name) })
 	}
-	if allow := s.cfg.Pulls.Allow; len(allow) > 0 && !slices.ContainsFunc(allow, allowed) {
+	if len(p.Allow) > 0 && !slices.ContainsFunc(p.Allow, allowed) {
 		return fault.New(fault.Denied, "the server's operator allows images by name, and %s is not among them", r)
 	}
-	return s.canUse(creds)
+	return nil
+}
+
+// canFetch refuses a manifest that sends hosts elsewhere for a part of the image: they would ask any address that its author has written there.
+func (s *Service) canFetch(what string, m *v1.Manifest) error {
+	if !s.remote() {
+		return nil
+	}
+	for _, d := range append(slices.Clone(m.Layers), m.Config) {
+		if len(d.URLs) > 0 || !d.MediaType.IsDistributable() {
+			return fault.New(fault.Unsupported, "%s has parts that are kept at other addresses than its registry (urls, or layers that are not to be distributed); "+
+				"the hosts of this server pull none of these", what)
+		}
+	}
+	return nil
 }
 
 // canUse refuses a tenant's credentials where hosts could not pull what they open.
@@ -50,9 +87,51 @@ func (s *Service) addRemote(ctx context.Context, tenant, what, top string, b blu
 	for _, d := range b.layers {
 		b.add.Image.Bytes += d.Size // compressed: nobody here knows more
 	}
+	if err := fit(&b.add); err != nil {
+		return nil, err
+	}
 	e, err := s.addImage(ctx, tenant, what, top, b)
 	if err == nil {
 		s.log.Info("image found", "tenant", tenant, "image", what, "digest", b.digest, "template", b.add.Name, "layers", len(b.layers))
 	}
 	return e, err
+}
+
+// maxRemote is how much of an image's configuration is kept where no layer is: nothing else bounds what a tenant has there.
+const maxRemote = 64 << 10
+
+// fit leaves out labels that are too long: nothing depends on them, and some builders put whole documents there.
+func fit(add *sandbox.ImageRequest) error {
+	size := func() int {
+		text, _ := json.Marshal(add) // plain data
+		return len(text)
+	}
+	if size() > maxRemote {
+		add.Image.Labels = nil
+	}
+	if size() > maxRemote {
+		return fault.New(fault.Invalid, "image %s has a configuration that is too large: its environment, commands, ports and volumes may have %d KB", add.Image.Reference, maxRemote>>10)
+	}
+	return nil
+}
+
+// Bounds of the names that a tenant gives to images where no layer is kept.
+const (
+	maxNames    = 1000
+	maxNameText = 8 << 10 // of what is kept with one
+)
+
+// canName refuses another name where a tenant has as many as it may. The caller has locked the names.
+func (s *Service) canName(ctx context.Context, tenant, name string) error {
+	if !s.remote() {
+		return nil
+	}
+	names, err := s.documents.DocumentIDs(ctx, tenant, kindRef)
+	if err != nil {
+		return err
+	}
+	if len(names) >= maxNames && !slices.Contains(names, name) {
+		return fault.New(fault.Exhausted, "you have %d names of images, and this server keeps no more; remove some (cove image remove, or prune)", len(names))
+	}
+	return nil
 }

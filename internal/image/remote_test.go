@@ -1,13 +1,20 @@
 package image_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/image"
@@ -171,6 +178,156 @@ func TestNodesCredentialsAreNobodysElse(t *testing.T) {
 			}
 		}
 	})
+}
+
+// pushChanged pushes an image with another manifest.
+func (p *place) pushChanged(t *testing.T, repository string, img v1.Image, change func(*v1.Manifest)) string {
+	t.Helper()
+	ref := p.push(t, repository+":v1", img)
+	m, err := img.Manifest()
+	must(t, err)
+	m = m.DeepCopy()
+	change(m)
+	body, err := json.Marshal(m)
+	must(t, err)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPut, p.URL+"/v2/"+repository+"/manifests/v1", bytes.NewReader(body))
+	must(t, err)
+	req.Header.Set("Content-Type", string(m.MediaType))
+	answer, err := http.DefaultClient.Do(req)
+	must(t, err)
+	answer.Body.Close()
+	if answer.StatusCode != http.StatusCreated {
+		t.Fatal(answer.Status)
+	}
+	return ref
+}
+
+func TestHostsAreSentNowhereElse(t *testing.T) {
+	p := newPlace(t)
+	w := openRemote(t, nil)
+	elsewhere := []string{"http://169.254.169.254/latest/meta-data"}
+	for name, change := range map[string]func(*v1.Manifest){
+		"a layer":                   func(m *v1.Manifest) { m.Layers[1].URLs = elsewhere },
+		"the configuration":         func(m *v1.Manifest) { m.Config.URLs = elsewhere },
+		"a layer of Docker's":       func(m *v1.Manifest) { m.Layers[0].MediaType = types.DockerForeignLayer },
+		"one not to be distributed": func(m *v1.Manifest) { m.Layers[0].MediaType = types.OCIRestrictedLayer },
+		"and another without gzip":  func(m *v1.Manifest) { m.Layers[0].MediaType = types.OCIUncompressedRestrictedLayer },
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := w.pull(acme, p.pushChanged(t, "team/app", newImage(t, 2, 100), change))
+			wantKind(t, err, fault.Unsupported, "other addresses")
+		})
+	}
+}
+
+// worded is an image with another configuration.
+func worded(t *testing.T, change func(*v1.Config)) v1.Image {
+	t.Helper()
+	img := newImage(t, 1, 100)
+	c, err := img.ConfigFile()
+	must(t, err)
+	c = c.DeepCopy()
+	change(&c.Config)
+	img, err = mutate.ConfigFile(img, c)
+	must(t, err)
+	return img
+}
+
+func TestOfAnImageThatHostsPullLittleIsKept(t *testing.T) {
+	p := newPlace(t)
+	w := openRemote(t, nil)
+	long := strings.Repeat("x", 70_000)
+	made, err := w.Ensure(t.Context(), acme, template.PullRequest{Reference: p.push(t, "labels:v1", worded(t, func(c *v1.Config) { c.Labels = map[string]string{"doc": long} }))})
+	if err != nil || made.Image.Labels != nil || made.Env["GREETING"] != "hello=world" {
+		t.Errorf("%+v %v", made, err)
+	}
+	for name, change := range map[string]func(*v1.Config){
+		"env":     func(c *v1.Config) { c.Env = append(c.Env, "LONG="+long) },
+		"command": func(c *v1.Config) { c.Cmd = []string{long} },
+		"escaped": func(c *v1.Config) { c.Cmd = []string{strings.Repeat("\x01", 20_000)} },
+	} {
+		_, err := w.pull(acme, p.push(t, name+":v1", worded(t, change)))
+		wantKind(t, err, fault.Invalid, "too large")
+	}
+}
+
+func TestATenantHasSoManyNamesOfImages(t *testing.T) {
+	p := newPlace(t)
+	w := openRemote(t, nil)
+	ref := p.push(t, "app:v1", newImage(t, 1, 100))
+	first, err := w.pull(acme, ref)
+	must(t, err)
+	_, err = w.Tag(t.Context(), acme, first.Template, "mine", template.Image{Cmd: []string{strings.Repeat("x", 40_000)}})
+	wantKind(t, err, fault.Invalid, "too large")
+	for n := range image.MaxNames - 1 {
+		must(t, w.store.PutDocument(t.Context(), acme, "image-ref", fmt.Sprintf("docker.io/library/n:%d", n), fmt.Appendf(nil, `{"template":%q}`, first.Template)))
+	}
+	_, err = w.Tag(t.Context(), acme, first.Template, "mine", template.Image{})
+	wantKind(t, err, fault.Exhausted, "names of images")
+	before := len(w.driver.templates)
+	_, err = w.pull(acme, p.push(t, "other:v1", newImage(t, 1, 100)))
+	wantKind(t, err, fault.Exhausted, "names of images")
+	if all := len(w.driver.templates); all != before {
+		t.Errorf("%d templates are there that have no name", all-before)
+	}
+	if _, err := w.pull(acme, ref); err != nil {
+		t.Errorf("one that has its name: %v", err)
+	}
+	if list, err := w.List(t.Context(), acme); err != nil || len(list) != image.MaxNames {
+		t.Errorf("%d %v", len(list), err)
+	}
+}
+
+func TestWhatCannotBeUsedAnyMoreCanBeRemoved(t *testing.T) {
+	for name, remove := range map[string]func(w *world, ref string) error{
+		"by its name": func(w *world, ref string) error { return w.Remove(t.Context(), acme, ref) },
+		"by a prune": func(w *world, _ string) error {
+			_, _, err := w.Prune(t.Context(), acme)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlace(t)
+			w := openRemote(t, nil)
+			before := len(w.driver.templates)
+			ref := p.push(t, "app:v1", newImage(t, 1, 100))
+			_, err := w.pull(acme, ref)
+			must(t, err)
+			w.driver.unusable = true
+			must(t, remove(w, ref))
+			if names, err := w.store.DocumentIDs(t.Context(), acme, "image-ref"); err != nil || len(names) != 0 || len(w.driver.templates) != before {
+				t.Errorf("%v and %d templates are left, %v", names, len(w.driver.templates)-before, err)
+			}
+			wantKind(t, w.Remove(t.Context(), acme, ref), fault.NotFound, "no image")
+		})
+	}
+}
+
+func TestAListDoesNotRepeatWhatImagesSay(t *testing.T) {
+	p := newPlace(t)
+	w := openRemote(t, nil)
+	ref := p.push(t, "app:v1", worded(t, func(c *v1.Config) { c.Labels, c.Cmd = map[string]string{"a": "b"}, []string{"run"} }))
+	_, err := w.pull(acme, ref)
+	must(t, err)
+	list, err := w.List(t.Context(), acme)
+	if err != nil || len(list) != 1 || list[0].Env != nil || list[0].Labels != nil || list[0].Cmd != nil || list[0].Digest == "" {
+		t.Errorf("%+v %v", list, err)
+	}
+	if one, err := w.Inspect(t.Context(), acme, ref); err != nil || one.Labels["a"] != "b" || one.Env["GREETING"] == "" {
+		t.Errorf("%+v %v", one, err)
+	}
+}
+
+func TestNobodyLogsInWhereImagesAreOff(t *testing.T) {
+	w := open(t, nil)
+	p := newPlace(t)
+	s, err := image.Open(image.Config{Dir: t.TempDir(), Pulls: image.Pulls{Off: "set this"}}, nil, w.driver, w.store, discard)
+	must(t, err)
+	t.Cleanup(s.Close)
+	wantKind(t, s.Login(t.Context(), globex, p.host(), user, secret), fault.Unsupported, "set this")
+	if len(p.asked("")) != 0 {
+		t.Error("credentials were sent")
+	}
 }
 
 func TestImagesThatAreOffSayHowToTurnThemOn(t *testing.T) {

@@ -232,6 +232,7 @@ type fakeImager struct {
 	onUnpack  func(context.Context, sandbox.LayerRequest) error
 	onAdd     func() // when a template has been made
 	blind     bool   // the server cannot read what tenants have
+	unusable  bool   // templates are there and none can be used: the operator has changed something
 	bytes     map[string]int64
 	peak      int64 // the most bytes of layers that were there at once
 }
@@ -343,6 +344,9 @@ func (d *fakeImager) Resolve(_ context.Context, tenant, name string) (*template.
 	defer d.mu.Unlock()
 	for _, key := range []string{tenant + "/" + name, "/" + name} {
 		if t := d.templates[key]; t != nil && !(d.blind && t.Tenant != "") {
+			if d.unusable && t.Tenant != "" {
+				return nil, fault.New(fault.Unavailable, "template %q cannot be used any more", name)
+			}
 			return t, nil
 		}
 	}

@@ -19,6 +19,7 @@ const (
 		ON CONFLICT (tenant, kind, id) DO UPDATE SET body = ?4, updated = ?5`
 	documentQuery       = `SELECT id, body, created, updated FROM documents WHERE tenant = ?1 AND kind = ?2 AND id = ?3`
 	documentsQuery      = `SELECT id, body, created, updated FROM documents WHERE tenant = ?1 AND kind = ?2 ORDER BY created, id`
+	documentIDsQuery    = `SELECT id FROM documents WHERE tenant = ?1 AND kind = ?2 ORDER BY created, id`
 	ownersQuery         = `SELECT DISTINCT tenant FROM documents WHERE kind = ?1 ORDER BY tenant`
 	deleteDocumentQuery = `DELETE FROM documents WHERE tenant = ?1 AND kind = ?2 AND id = ?3`
 )
@@ -66,19 +67,33 @@ func (s *Store) Documents(ctx context.Context, tenant, kind string) ([]sandbox.D
 	return docs, nil
 }
 
+// DocumentIDs are the ids of all documents of a kind, oldest first: for whoever counts them, or reads one after the other.
+func (s *Store) DocumentIDs(ctx context.Context, tenant, kind string) ([]string, error) {
+	ids, err := s.texts(ctx, documentIDsQuery, tenant, kind)
+	if err != nil {
+		return nil, fmt.Errorf("list ids of documents: %w", err)
+	}
+	return ids, nil
+}
+
 // DocumentOwners are the tenants that have documents of a kind.
 func (s *Store) DocumentOwners(ctx context.Context, kind string) ([]string, error) {
-	var tenants []string
-	err := s.query(ctx, ownersQuery, []any{kind}, func(rows *sql.Rows) error {
-		var tenant string
-		err := rows.Scan(&tenant)
-		tenants = append(tenants, tenant)
-		return err
-	})
+	tenants, err := s.texts(ctx, ownersQuery, kind)
 	if err != nil {
 		return nil, fmt.Errorf("list owners of documents: %w", err)
 	}
 	return tenants, nil
+}
+
+// texts are the rows of a query for one text.
+func (s *Store) texts(ctx context.Context, query string, args ...any) (all []string, err error) {
+	err = s.query(ctx, query, args, func(rows *sql.Rows) error {
+		var text string
+		err := rows.Scan(&text)
+		all = append(all, text)
+		return err
+	})
+	return all, err
 }
 
 // DeleteDocument removes a document; one that is not there is fault.NotFound.

@@ -73,9 +73,30 @@ func (n NewImage) validate() error {
 	case strings.ContainsRune(n.Workdir, 0) || len(n.Workdir) > 4000:
 		return fault.New(fault.Invalid, "image %s names a working directory that cannot be", n.Image.Reference)
 	}
+	if err := CheckVolumes(&n.Image); err != nil {
+		return err
+	}
 	for key, value := range n.Env {
 		if key == "" || strings.ContainsAny(key, "=\x00") || strings.Contains(value, "\x00") {
 			return fault.New(fault.Invalid, "image %s has a variable %.100q that no process can have", n.Image.Reference, key)
+		}
+	}
+	return nil
+}
+
+// Bounds of the directories that an image may want as volumes: drivers write them down more than once.
+const (
+	MaxVolumePath  = 512
+	maxVolumePaths = 8 << 10 // all of them together
+)
+
+// CheckVolumes refuses volumes at names that are too long.
+func CheckVolumes(i *Image) error {
+	all := 0
+	for _, dir := range i.Volumes {
+		if all += len(dir); len(dir) > MaxVolumePath || all > maxVolumePaths {
+			return fault.New(fault.Unsupported, "image %s wants volumes at names that are too long: one may have %d bytes, and all together %d",
+				i.Reference, MaxVolumePath, maxVolumePaths)
 		}
 	}
 	return nil

@@ -200,3 +200,17 @@ func TestAnImagesLayerThatWasChangedIsSeen(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestAnImagesVolumesHaveShortNames(t *testing.T) {
+	n := newImage(1)
+	n.Image.Volumes = []string{"/" + strings.Repeat("x", 511)}
+	if _, err := n.Template(); err != nil {
+		t.Error(err)
+	}
+	for _, volumes := range [][]string{{"/" + strings.Repeat("x", 512)}, slices.Repeat([]string{"/" + strings.Repeat("x", 500)}, 17)} {
+		n.Image.Volumes = volumes
+		if _, err := n.Template(); !fault.Is(err, fault.Unsupported) || !strings.Contains(fault.Message(err), "too long") {
+			t.Errorf("%d: %v", len(volumes), err)
+		}
+	}
+}

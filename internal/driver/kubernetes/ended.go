@@ -164,6 +164,9 @@ func deletedAt(pod *corev1.Pod) time.Time {
 func failure(pod *corev1.Pod) string {
 	for _, s := range pod.Status.InitContainerStatuses {
 		if t := s.State.Terminated; t != nil && t.ExitCode != 0 {
+			if foreignImage(pod, s.Name) != "" && slices.Contains(nodeFailures, t.Reason) {
+				return "its image cannot be started: " + startFailed
+			}
 			return strings.TrimSpace(fmt.Sprintf("container %s: %s %s", s.Name, t.Reason, t.Message))
 		}
 	}

@@ -36,6 +36,9 @@ func (d *Driver) PodOf(t *template.Template) (*corev1.Pod, error) {
 	return d.pod(k, podRequest{name: podName(k.name), labels: map[string]string{labelState: stateClaimed}, limits: k.limits()})
 }
 
+// PullTrouble is the kind of failure that a node's message tells of.
+func PullTrouble(image, message string) string { return pullTrouble(image, message) }
+
 // EndOf says how a Pod ended.
 func EndOf(pod *corev1.Pod) sandbox.Ended { return endOf(pod) }
 

@@ -2,7 +2,6 @@ package kubernetes
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"path"
@@ -10,10 +9,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/covehq/cove/internal/driver/kubernetes/podapi"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
@@ -37,9 +36,7 @@ func (d *Driver) AddImage(_ context.Context, req sandbox.ImageRequest) (*templat
 	if err != nil {
 		return nil, err
 	}
-	image := *t.Image // the caller's own stays as it is
-	image.UID, image.GID = -1, -1
-	t.Image = &image
+	t.Image.UID, t.Image.GID = -1, -1
 	k, err := d.imageKind(t)
 	if err != nil {
 		return nil, err
@@ -67,13 +64,17 @@ func (d *Driver) imageKind(t *template.Template) (*kind, error) {
 	if err := own.addVolumes(t.Image); err != nil {
 		return nil, err
 	}
-	return d.newImageKind(t.Name, own)
+	k, err := d.newImageKind(t.Name, own)
+	if err != nil {
+		return nil, fault.Wrap(fault.Invalid, err, "the image cannot be a template here: %s", err)
+	}
+	return k, nil
 }
 
 func (d *Driver) newImageKind(name string, t Template) (*kind, error) {
 	k, err := newKind(name, t, d.installation...)
 	if err != nil {
-		return nil, fault.Wrap(fault.Invalid, err, "the image cannot be a template here: %s", err)
+		return nil, err
 	}
 	k.foreign = true
 	k.domain.Sudo = false // an image's user is who it says
@@ -99,10 +100,14 @@ var scratchDirs = []string{"/tmp", "/var/tmp"}
 const maxVolumes = 32
 
 // addVolumes makes the directories for which an image wants a place of their own volumes of ours. The node's runtime would make them on its disk
-// otherwise, where nothing bounds or counts what is written to them.
+// otherwise, where nothing bounds or counts what is written to them. In the init container that fills ours it does: ours in the same place would hide
+// what is to be copied. There they hold what the image has, once more, until that container is removed, and nothing of the tenant's runs that could write.
 func (t *Template) addVolumes(i *template.Image) error {
 	if len(i.Volumes) > maxVolumes {
 		return fault.New(fault.Unsupported, "the image %s wants %d volumes; at most %d are possible", i.Reference, len(i.Volumes), maxVolumes)
+	}
+	if err := template.CheckVolumes(i); err != nil {
+		return err
 	}
 	all := slices.Clone(t.Writable)
 	for _, dir := range i.Volumes {
@@ -110,7 +115,7 @@ func (t *Template) addVolumes(i *template.Image) error {
 		switch {
 		case slices.Contains(ownMounts, clean):
 			continue
-		case !path.IsAbs(dir) || clean == "/" || slices.ContainsFunc(noVolumes, func(of string) bool { return within(of, clean) }):
+		case !path.IsAbs(dir) || clean == "/" || strings.Contains(dir, ":") || slices.ContainsFunc(noVolumes, func(of string) bool { return within(of, clean) }):
 			return fault.New(fault.Unsupported, "the image %s wants a volume at %.200q, where there can be none", i.Reference, dir)
 		}
 		all = append(all, clean)
@@ -121,8 +126,8 @@ func (t *Template) addVolumes(i *template.Image) error {
 
 // ownMounts are volumes that every Pod has, and noVolumes what none may hide.
 var (
-	ownMounts = []string{podapi.Dir, "/dev/shm"}
-	noVolumes = []string{"/proc", "/sys", "/dev", podapi.Dir, podapi.SeedDir}
+	ownMounts = []string{"/dev/shm"}
+	noVolumes = []string{"/proc", "/sys", "/dev"}
 )
 
 // pinned is the name that a node pulls an image by: where it is, and its digest.
@@ -153,9 +158,9 @@ func (t *Template) asUser(user string) {
 	}
 	name, group, _ := strings.Cut(user, ":")
 	if uid, err := strconv.ParseUint(name, 10, 31); err == nil && uid != 0 {
-		t.UID, t.GID = int(uid), 0
+		t.UID, t.GID = int(uid), nil
 		if gid, err := strconv.ParseUint(group, 10, 31); err == nil {
-			t.GID = int(gid)
+			t.GID = ptr(int(gid))
 		}
 	}
 }
@@ -176,6 +181,9 @@ var systemDirs = []string{"/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/l
 
 // mayBeVolume reports whether a directory is an application's own.
 func mayBeVolume(dir string) bool {
+	if len(dir) > template.MaxVolumePath || strings.Contains(dir, ":") { // which no volume's place may have
+		return false
+	}
 	if slices.ContainsFunc(systemDirs, func(system string) bool { return within(system, dir) }) {
 		return false
 	}
@@ -186,10 +194,11 @@ func within(dir, name string) bool { return name == dir || strings.HasPrefix(nam
 
 // seeder puts into the volumes what the image has in their place. It is our program in the tenant's image, with the rights of the sandbox's agent.
 func (d *Driver) seeder(k *kind, r podRequest) corev1.Container {
+	to := k.programDir(r.name) + "-seed" // where each volume is under its later place
 	c := corev1.Container{
 		Name: seedName, Image: k.Image, ImagePullPolicy: corev1.PullPolicy(k.PullPolicy), WorkingDir: "/",
-		Command:                  append([]string{podapi.Program, "seed", strconv.FormatInt(r.limits.DiskBytes, 10)}, k.seeds...),
-		VolumeMounts:             []corev1.VolumeMount{{Name: volumeCove, MountPath: podapi.Dir, ReadOnly: true}},
+		Command:                  []string{k.program(r.name), "seed", to, strconv.FormatInt(r.limits.DiskBytes, 10)},
+		VolumeMounts:             []corev1.VolumeMount{{Name: volumeCove, MountPath: k.programDir(r.name), ReadOnly: true}},
 		Resources:                resources(k, r.limits),
 		SecurityContext:          containerSecurity(k),
 		TerminationMessagePolicy: corev1.TerminationMessageFallbackToLogsOnError,
@@ -197,7 +206,8 @@ func (d *Driver) seeder(k *kind, r podRequest) corev1.Container {
 	c.SecurityContext.ReadOnlyRootFilesystem = ptr(true)
 	for i, dir := range k.Writable {
 		if slices.Contains(k.seeds, dir) {
-			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: fmt.Sprintf("dir-%d", i), MountPath: podapi.SeedDir + dir})
+			c.Command = append(c.Command, literal(dir))
+			c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: fmt.Sprintf("dir-%d", i), MountPath: to + dir})
 		}
 	}
 	return c
@@ -206,26 +216,48 @@ func (d *Driver) seeder(k *kind, r podRequest) corev1.Container {
 // pullFailures are the reasons by which a node says that it cannot have an image.
 var pullFailures = []string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"}
 
-var errUnpulled = errors.New("a node cannot pull a tenant's image")
-
-// unpulled says that a node cannot have an image. Whoever names images of its own is not told the node's words: they would tell it what the node's
-// network is like.
-func unpulled(pod *corev1.Pod, s corev1.ContainerStatus) error {
-	w := s.State.Waiting
-	image := pod.Annotations[annotationImage]
-	if image == "" || s.Name == installName {
-		return fault.New(fault.Unavailable, "the image %s cannot be had: %s: %s", s.Image, w.Reason, w.Message)
+// foreignImage is the image that a tenant has named, if that is what a container is of.
+func foreignImage(pod *corev1.Pod, container string) string {
+	if container == installName {
+		return ""
 	}
-	cause := fmt.Errorf("%w: %s: %s", errUnpulled, w.Reason, w.Message)
-	return fault.Wrap(fault.Unavailable, cause, "the cluster's nodes cannot pull %s: %s", image, pullTrouble(strings.ToLower(w.Message)))
+	return pod.Annotations[annotationImage]
 }
 
-func pullTrouble(message string) string {
+// unpulled says that a node cannot have an image. Whoever names images of its own is not told the node's words: they would tell it what the node's
+// network is like. Neither would it be told a kind of failure where it may name any registry, and so any address.
+func (d *Driver) unpulled(pod *corev1.Pod, s corev1.ContainerStatus) error {
+	w := s.State.Waiting
+	image := foreignImage(pod, s.Name)
+	if image == "" {
+		return fault.New(fault.Unavailable, "the image %s cannot be had: %s: %s", s.Image, w.Reason, w.Message)
+	}
+	trouble := pullFailed
+	if d.cfg.PullKinds {
+		trouble = pullTrouble(image, w.Message)
+	}
+	return fault.Wrap(fault.Unavailable, nodesWords(w.Reason, w.Message), "the cluster's nodes cannot pull %s: %s", image, trouble)
+}
+
+// nodesWords are for the log; whoever named the image does not see them.
+func nodesWords(reason, message string) error {
+	return fmt.Errorf("the node says %s: %s", reason, message)
+}
+
+const pullFailed = "they do not reach its registry, or what came was not the image; the operator finds the node's words in the server's log"
+
+// othersWords are parts of a node's message that a tenant or a registry has chosen.
+var othersWords = regexp.MustCompile(`https?://[^\s"]+|(sha256:)?[0-9a-f]{64}`)
+
+func pullTrouble(image, message string) string {
+	message = strings.ToLower(message)
+	name, _, _ := strings.Cut(strings.ToLower(image), "@")
+	message = othersWords.ReplaceAllString(strings.ReplaceAll(message, name, ""), "")
 	for _, known := range []struct{ words, means string }{
-		{"toomanyrequests|too many requests|429", "its registry limits how often it is asked; try again later"},
-		{"unauthorized|authorization|authentication|401|403|forbidden|denied", "its registry does not give it to them; the operator can name Secrets with credentials (pull_secrets)"},
-		{"not found|manifest unknown|404", "its registry says that it does not have it"},
-		{"no space left", "a node's disk is full"},
+		{"toomanyrequests|429 too many requests", "its registry limits how often it is asked; try again later"},
+		{"401 unauthorized|403 forbidden|authorization failed|pull access denied|insufficient_scope|no basic auth credentials", "its registry does not give it to them; the operator can name Secrets with credentials (pull_secrets)"},
+		{"404 not found|manifest unknown|: not found", "its registry says that it does not have it"},
+		{"no space left on device", "a node's disk is full"},
 	} {
 		for word := range strings.SplitSeq(known.words, "|") {
 			if strings.Contains(message, word) {
@@ -233,5 +265,74 @@ func pullTrouble(message string) string {
 			}
 		}
 	}
-	return "they do not reach its registry, or what came was not the image; the operator finds the node's words in the server's log"
+	return pullFailed
+}
+
+// unstarted says that a node cannot start a container; of a tenant's image in few words, as unpulled does.
+func unstarted(pod *corev1.Pod, container, reason, message string) error {
+	image := foreignImage(pod, container)
+	if image == "" {
+		return fault.New(fault.Unavailable, "its container cannot be started: %s: %s", reason, message)
+	}
+	return fault.Wrap(fault.Unavailable, nodesWords(reason, message), "the cluster's nodes cannot start %s: %s", image, startFailed)
+}
+
+const startFailed = "where it has links or files in the place of directories, that may be why; the operator finds the node's words in the server's log"
+
+// nodeFailures are the reasons by which a container ends that never ran: what is said then is the node's.
+var nodeFailures = []string{"StartError", "ContainerCannotRun"}
+
+// How many images a tenant has nodes pull at a time, as far as one server knows, and how many starts there are with those that wait for it. Nodes
+// pull few at once, and everybody's; and whoever waits here holds up other starts.
+const (
+	maxPulling = 4
+	maxWaiting = 16
+)
+
+// pulls are the starts of each tenant's that wait for a node to have their image.
+type pulls struct {
+	mu sync.Mutex
+	of map[string]*turn
+}
+
+type turn struct {
+	slots chan struct{}
+	users int // that have a slot or wait for one
+}
+
+// enter waits until a tenant may have another image pulled. Whoever has entered may leave more than once.
+func (p *pulls) enter(ctx context.Context, tenant string) (leave func(), err error) {
+	p.mu.Lock()
+	t := p.of[tenant]
+	if t == nil {
+		t = &turn{slots: make(chan struct{}, maxPulling)}
+		p.of[tenant] = t
+	}
+	if t.users >= maxWaiting {
+		p.mu.Unlock()
+		return nil, fault.New(fault.Exhausted, "%d sandboxes of yours wait for their images already; try again when they have started", maxWaiting)
+	}
+	t.users++
+	p.mu.Unlock()
+	gone := func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if t.users--; t.users == 0 {
+			delete(p.of, tenant)
+		}
+	}
+	select {
+	case t.slots <- struct{}{}:
+		return sync.OnceFunc(func() { <-t.slots; gone() }), nil
+	case <-ctx.Done():
+		gone()
+		return nil, fault.Wrap(fault.Exhausted, context.Cause(ctx), "%d sandboxes of yours wait for their images already; try again when they have started", maxPulling)
+	}
+}
+
+// isPulled reports whether a node has the tenant's image of a Pod.
+func isPulled(pod *corev1.Pod) bool {
+	return slices.ContainsFunc(allStatuses(pod), func(s corev1.ContainerStatus) bool {
+		return s.Name != installName && (s.State.Running != nil || s.State.Terminated != nil)
+	})
 }

@@ -44,6 +44,8 @@ const containerVariable = "COVE_TEST_CONTAINER"
 
 type container struct {
 	Install  string
+	Dir      string // where it has what was installed
+	Command  []string
 	Writable []string
 	Root     bool
 }
@@ -74,7 +76,7 @@ func becomeContainer(text string) error {
 		return err
 	}
 	hidden := map[string]bool{}
-	for _, dir := range append([]string{podapi.Dir}, c.Writable...) {
+	for _, dir := range append([]string{c.Dir}, c.Writable...) {
 		top := "/" + strings.SplitN(dir, "/", 3)[1]
 		if _, err := os.Stat(dir); err == nil {
 			top = dir
@@ -94,7 +96,7 @@ func becomeContainer(text string) error {
 			return err
 		}
 	}
-	if err := syscall.Mount(fmt.Sprintf("/proc/self/fd/%d", keep.Fd()), podapi.Dir, "", syscall.MS_BIND, ""); err != nil {
+	if err := syscall.Mount(fmt.Sprintf("/proc/self/fd/%d", keep.Fd()), c.Dir, "", syscall.MS_BIND, ""); err != nil {
 		return err
 	}
 	if err := syscall.Mount("proc", "/proc", "proc", 0, ""); err != nil {
@@ -105,7 +107,7 @@ func becomeContainer(text string) error {
 			return err
 		}
 	}
-	return syscall.Exec(podapi.Program, []string{podapi.Program, "serve"}, []string{podapi.Variable + "=" + os.Getenv(podapi.Variable)})
+	return syscall.Exec(c.Command[0], c.Command, []string{podapi.Variable + "=" + os.Getenv(podapi.Variable)})
 }
 
 var built struct {
@@ -214,7 +216,7 @@ func (k *kubelet) look(pod *corev1.Pod, kind string) {
 func (k *kubelet) start(pod *corev1.Pod, address string) error {
 	main := pod.Spec.Containers[0]
 	var settings podapi.Settings
-	if err := json.Unmarshal([]byte(main.Env[0].Value), &settings); err != nil {
+	if err := json.Unmarshal([]byte(strings.ReplaceAll(main.Env[0].Value, "$$", "$")), &settings); err != nil {
 		return err
 	}
 	settings.Address = net.JoinHostPort(address, fmt.Sprint(podapi.Port))
@@ -222,9 +224,12 @@ func (k *kubelet) start(pod *corev1.Pod, address string) error {
 	if err != nil {
 		return err
 	}
-	c := container{Install: k.install}
+	c := container{Install: k.install, Command: main.Command}
 	for _, m := range main.VolumeMounts {
-		if m.MountPath != podapi.Dir && m.MountPath != "/dev/shm" {
+		switch {
+		case m.Name == "cove":
+			c.Dir = m.MountPath
+		case m.MountPath != "/dev/shm":
 			c.Writable = append(c.Writable, m.MountPath)
 		}
 	}

@@ -34,6 +34,7 @@ type Config struct {
 	Owner        string // this server among others: the name of its Pod
 	Templates    map[string]Template
 	Images       *Template     // what Pods are besides whose image a tenant names; nil: tenants name none
+	PullKinds    bool          // a tenant whose image cannot be pulled is told what kind of failure it was: it names registries that the operator has chosen
 	RuntimeClass string        // where a template says none
 	Nameservers  []string      // of sandboxes; empty: those of their node
 	StartTimeout time.Duration // how long a start may take; zero: a minute
@@ -59,6 +60,7 @@ type Driver struct {
 	images *kind // what Pods of tenants' images are like; nil: there are none
 	lease  *lease
 	keeper *keeper // used by the leader's goroutine alone
+	pulls  pulls
 	// installation is what every Pod is made from besides its template.
 	installation []string
 
@@ -97,7 +99,7 @@ func New(ctx context.Context, cfg Config) (_ *Driver, err error) {
 	}
 	d := &Driver{
 		cfg: cfg, log: cfg.Log, api: api, kinds: map[string]*kind{}, living: map[string]*living{}, reserved: map[types.UID]time.Time{},
-		timers: map[types.UID]*time.Timer{}, ends: newEnds(), keeper: newKeeper(), lease: newLease(api, cfg.Owner, cfg.Log),
+		timers: map[types.UID]*time.Timer{}, ends: newEnds(), keeper: newKeeper(), pulls: pulls{of: map[string]*turn{}}, lease: newLease(api, cfg.Owner, cfg.Log),
 	}
 	authority, err := d.authority(ctx)
 	if err != nil {
@@ -136,8 +138,10 @@ func (d *Driver) describe() error {
 	like := *d.cfg.Images
 	like.Image = imagesName
 	var err error
-	d.images, err = d.newImageKind(imagesName, like)
-	return err
+	if d.images, err = d.newImageKind(imagesName, like); err != nil {
+		return fmt.Errorf("kubernetes.images: %w", err)
+	}
+	return nil
 }
 
 // connect checks what does not depend on the cluster, and finds the cluster.

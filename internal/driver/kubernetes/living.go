@@ -17,7 +17,8 @@ import (
 
 type podUID = types.UID
 
-// living is a sandbox that this server started or was asked for. What changes is guarded by the driver's mu, but pod, which is set before ready.
+// living is a sandbox that this server started or was asked for. What changes is guarded by the driver's mu, but pod, which is set before ready, and
+// pulled, which its Start alone has.
 type living struct {
 	id      string
 	uid     podUID
@@ -26,6 +27,7 @@ type living struct {
 	ready   bool          // its Start has returned, or was another server's
 	stopped bool          // somebody wants its end
 	gone    chan struct{} // closed when its Start has given up
+	pulled  func()        // called once a node has its image; nil: nobody waits for that
 }
 
 // enlist takes an id, so that two starts of one sandbox cannot both succeed on this server. Ids are random: on two servers they do not meet.

@@ -68,7 +68,8 @@ func tenantHash(tenant string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// podName is a new name. It is what the Pod's token is derived from, so it must not be guessed before there is such a Pod.
+// podName is a new name. It is what the Pod's token is derived from, so it must not be guessed before there is such a Pod: 80 bits
+// of it are random. Where an image is a tenant's, it also is where our program is.
 func podName(template string) string {
 	return fmt.Sprintf("cove-%s-%s", strings.Trim(template[:min(len(template), 30)], "-."), strings.ToLower(rand.Text()[:16]))
 }

@@ -3,13 +3,16 @@ package kubernetes
 import (
 	"fmt"
 	"maps"
+	"path"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/covehq/cove/internal/driver/kubernetes/podapi"
+	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/template"
 )
 
@@ -46,6 +49,7 @@ func (d *Driver) pod(k *kind, r podRequest) (*corev1.Pod, error) {
 	settings, err := podapi.EncodeSettings(podapi.Settings{
 		Name: r.name, Token: d.agents.Authority().Token(r.name), Authority: d.agents.Authority().Certificate,
 		Python: k.Python, Preload: k.Preload, Warmup: k.Warmup, UserSite: k.UserSite, User: k.User, Home: k.Home, Workdir: k.Workdir, Foreign: k.foreign,
+		Dir: k.programDir(r.name),
 	})
 	if err != nil {
 		return nil, err
@@ -82,8 +86,30 @@ func (d *Driver) pod(k *kind, r podRequest) (*corev1.Pod, error) {
 	for _, name := range k.PullSecrets {
 		pod.Spec.ImagePullSecrets = append(pod.Spec.ImagePullSecrets, corev1.LocalObjectReference{Name: name})
 	}
+	if size := pod.Size(); k.foreign && size > maxPod {
+		return nil, fault.New(fault.Unsupported, "the Pod of %.200s would be an object of %d KiB, at most %d are possible: its volumes and working directory have names that are too long",
+			k.Image, size>>10, maxPod>>10)
+	}
 	return pod, nil
 }
+
+// maxPod is how large an object may be that an image has words in: the cluster keeps it, and every server and the node read it again and again.
+const maxPod = 64 << 10
+
+// programDir is where a Pod has our program and what belongs to it. A runtime follows links of the image when it mounts, and mounts what has the
+// longer path later: whoever makes an image can cover any directory whose name he knows, and put a program of his own in the place of ours. The name of a
+// Pod is not known before there is one.
+func (k *kind) programDir(pod string) string {
+	if k.foreign {
+		return "/run/" + pod
+	}
+	return podapi.Dir
+}
+
+func (k *kind) program(pod string) string { return path.Join(k.programDir(pod), podapi.ProgramName) }
+
+// literal keeps Kubernetes from reading $(NAME) in a text.
+func literal(text string) string { return strings.ReplaceAll(text, "$", "$$") }
 
 func ptr[T any](v T) *T { return &v }
 
@@ -114,7 +140,7 @@ func (d *Driver) resolver(spec *corev1.PodSpec) {
 func podSecurity(k *kind) *corev1.PodSecurityContext {
 	s := &corev1.PodSecurityContext{SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault}}
 	if !k.Looser {
-		id, group := int64(k.UID), int64(k.GID)
+		id, group := int64(k.UID), int64(*k.GID)
 		// No fsGroup: everybody in the Pod may write to its volumes anyway, and a group of theirs would be passed on to every file.
 		s.RunAsNonRoot, s.RunAsUser, s.RunAsGroup = ptr(true), &id, &group
 	}
@@ -150,8 +176,8 @@ func volumes(k *kind, r podRequest) []corev1.Volume {
 	return list
 }
 
-func mounts(k *kind) []corev1.VolumeMount {
-	list := []corev1.VolumeMount{{Name: volumeCove, MountPath: podapi.Dir, ReadOnly: true}, {Name: volumeShm, MountPath: "/dev/shm"}}
+func mounts(k *kind, pod string) []corev1.VolumeMount {
+	list := []corev1.VolumeMount{{Name: volumeCove, MountPath: k.programDir(pod), ReadOnly: true}, {Name: volumeShm, MountPath: "/dev/shm"}}
 	for i, dir := range k.Writable {
 		list = append(list, corev1.VolumeMount{Name: fmt.Sprintf("dir-%d", i), MountPath: dir})
 	}
@@ -175,10 +201,10 @@ func (d *Driver) installer(k *kind) corev1.Container {
 func (d *Driver) container(k *kind, r podRequest, settings string) corev1.Container {
 	here := corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: portNumber}}
 	return corev1.Container{
-		Name: containerName, Image: k.Image, ImagePullPolicy: corev1.PullPolicy(k.PullPolicy), Command: []string{podapi.Program, "serve"},
-		WorkingDir: "/", Env: []corev1.EnvVar{{Name: podapi.Variable, Value: settings}},
+		Name: containerName, Image: k.Image, ImagePullPolicy: corev1.PullPolicy(k.PullPolicy), Command: []string{k.program(r.name), "serve"},
+		WorkingDir: "/", Env: []corev1.EnvVar{{Name: podapi.Variable, Value: literal(settings)}},
 		Ports:        []corev1.ContainerPort{{Name: "agent", ContainerPort: podapi.Port}},
-		VolumeMounts: mounts(k), Resources: resources(k, r.limits), SecurityContext: containerSecurity(k),
+		VolumeMounts: mounts(k, r.name), Resources: resources(k, r.limits), SecurityContext: containerSecurity(k),
 		// It listens once it is warm. From then on the port stays open for as long as the container lives.
 		StartupProbe:   &corev1.Probe{ProbeHandler: here, PeriodSeconds: 1, FailureThreshold: 600},
 		ReadinessProbe: &corev1.Probe{ProbeHandler: here, PeriodSeconds: 60, TimeoutSeconds: 5},

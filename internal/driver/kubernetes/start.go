@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -72,6 +73,14 @@ func (d *Driver) bring(ctx context.Context, l *living, k *kind, req sandbox.Star
 			d.log.Warn("a Pod that waited did not answer; taking another", "pod", pod.Name, "sandbox", req.ID, "error", err)
 		}
 	}
+	if k.foreign {
+		leave, err := d.pulls.enter(ctx, req.Tenant)
+		if err != nil {
+			return err
+		}
+		defer leave()
+		l.pulled = leave
+	}
 	pod, err := d.makeClaimed(ctx, k, req)
 	if err != nil {
 		return err
@@ -85,9 +94,6 @@ func (d *Driver) settle(ctx context.Context, l *living, k *kind, req sandbox.Sta
 	defer func() {
 		if err != nil {
 			d.undo(pod)
-		}
-		if errors.Is(err, errUnpulled) { // its caller is not told all of it
-			d.log.Warn("a tenant's image cannot be pulled", "sandbox", req.ID, "tenant", req.Tenant, "error", err)
 		}
 	}()
 	if networkLabel(req.Network) == networkOwn {
@@ -125,7 +131,7 @@ func (d *Driver) awaitAddress(ctx context.Context, l *living, pod *corev1.Pod) e
 				return false, nil // not seen yet; one that was deleted has a DeletionTimestamp first
 			}
 			last = seen
-			if err := stillborn(seen); err != nil {
+			if err := d.stillborn(seen); err != nil {
 				return true, err
 			}
 			return seen.Status.PodIP != "", nil
@@ -162,30 +168,42 @@ func (d *Driver) explain(ctx context.Context, pod *corev1.Pod, err error) error 
 }
 
 // stillborn is a Pod that will never run.
-func stillborn(pod *corev1.Pod) error {
+func (d *Driver) stillborn(pod *corev1.Pod) error {
 	if isTerminal(pod) || pod.DeletionTimestamp != nil {
+		for _, s := range allStatuses(pod) {
+			if t := s.State.Terminated; t != nil && slices.Contains(nodeFailures, t.Reason) {
+				return unstarted(pod, s.Name, t.Reason, t.Message)
+			}
+		}
 		e := endOf(pod)
 		return fault.New(fault.Unavailable, "its Pod ended before it was ready: %s", e.Message)
 	}
-	for _, s := range append(append([]corev1.ContainerStatus{}, pod.Status.InitContainerStatuses...), pod.Status.ContainerStatuses...) {
+	for _, s := range allStatuses(pod) {
 		w := s.State.Waiting
 		if w == nil {
 			continue
 		}
 		if slices.Contains(pullFailures, w.Reason) {
-			return unpulled(pod, s)
+			return d.unpulled(pod, s)
 		}
 		switch w.Reason {
 		case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
-			return fault.New(fault.Unavailable, "its container cannot be started: %s: %s", w.Reason, w.Message)
+			return unstarted(pod, s.Name, w.Reason, w.Message)
 		}
 	}
 	return nil
 }
 
+func allStatuses(pod *corev1.Pod) []corev1.ContainerStatus {
+	return slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses)
+}
+
 func waitingReason(pod *corev1.Pod) string {
-	for _, s := range append(append([]corev1.ContainerStatus{}, pod.Status.InitContainerStatuses...), pod.Status.ContainerStatuses...) {
+	for _, s := range allStatuses(pod) {
 		if w := s.State.Waiting; w != nil && w.Reason != "" && w.Reason != "PodInitializing" && w.Reason != "ContainerCreating" {
+			if foreignImage(pod, s.Name) != "" {
+				return w.Reason // the rest is the node's words
+			}
 			return w.Reason + " " + w.Message
 		}
 	}
@@ -205,17 +223,21 @@ func (d *Driver) boot(ctx context.Context, l *living, k *kind, req sandbox.Start
 	if k.Looser {
 		order.Boot.User = k.User
 	}
+	if !cold {
+		return d.bootError(ctx, l, d.agents.Do(ctx, l.pod, order, nil))
+	}
 	for wait := 10 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
-		err := d.agents.Do(ctx, l.pod, order, nil)
-		if err == nil || !cold || !errors.Is(err, podapi.ErrRefused) || ctx.Err() != nil {
-			return d.bootError(ctx, l, err)
-		}
+		err := d.tryBoot(ctx, l, order)
 		changed, forget := d.view.change(l.pod.Name)
-		if pod := d.view.get(d.cfg.Namespace, l.pod.Name); pod != nil {
-			if err := stillborn(pod); err != nil {
+		if pod := d.view.get(d.cfg.Namespace, l.pod.Name); pod != nil && err != nil {
+			if err := d.stillborn(pod); err != nil {
 				forget()
 				return err
 			}
+		}
+		if err == nil || !errors.Is(err, podapi.ErrRefused) || ctx.Err() != nil {
+			forget()
+			return d.bootError(ctx, l, err)
 		}
 		select {
 		case <-changed:
@@ -224,6 +246,24 @@ func (d *Driver) boot(ctx context.Context, l *living, k *kind, req sandbox.Start
 		}
 		forget()
 	}
+}
+
+// tryBoot gives an order to a Pod that starts, and gives up when the Pod will never run: nobody answers at its address then, not even to refuse.
+func (d *Driver) tryBoot(ctx context.Context, l *living, o podapi.Order) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	defer watch.Wait()
+	defer cancel()
+	watch.Go(func() {
+		defer cancel()
+		_ = d.view.await(ctx, d.cfg.Namespace, l.pod.Name, func(pod *corev1.Pod) (bool, error) { // the caller looks itself
+			if pod != nil && l.pulled != nil && isPulled(pod) {
+				l.pulled()
+			}
+			return pod != nil && d.stillborn(pod) != nil, nil
+		})
+	})
+	return d.agents.Do(ctx, l.pod, o, nil)
 }
 
 func (d *Driver) bootError(ctx context.Context, l *living, err error) error {

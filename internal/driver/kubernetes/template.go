@@ -24,7 +24,7 @@ type Template struct {
 	Env          map[string]string
 	User         string // who commands run as in a looser Pod; empty: uid 1000
 	UID          int    // of a hardened Pod's one user; zero: 1000
-	GID          int    // of its group; zero: as its uid
+	GID          *int   // of its group; nil: as its uid
 	Home         string // empty: /home/user
 	Workdir      string // empty: the home
 	Python       string // interpreter of kernels; empty: none
@@ -67,11 +67,13 @@ func (t Template) complete(name string) (Template, error) {
 	if t.Image == "" {
 		return t, fmt.Errorf("template %s: image is missing", name)
 	}
-	if t.Pool < 0 || t.Pool > maxPool || t.CPUs < 0 || t.CPURequest < 0 || t.Memory < 0 || t.MemRequest < 0 || t.Disk < 0 || t.UID < 0 || t.GID < 0 {
+	if t.Pool < 0 || t.Pool > maxPool || t.CPUs < 0 || t.CPURequest < 0 || t.Memory < 0 || t.MemRequest < 0 || t.Disk < 0 || t.UID < 0 {
 		return t, fmt.Errorf("template %s: no number can be negative, and a pool has at most %d Pods", name, maxPool)
 	}
 	t.UID = cmp.Or(t.UID, defaultUID)
-	t.GID = cmp.Or(t.GID, t.UID)
+	if t.GID == nil {
+		t.GID = ptr(t.UID)
+	}
 	t.Home = cmp.Or(t.Home, defaultHome)
 	t.Workdir = cmp.Or(t.Workdir, t.Home)
 	t.User = cmp.Or(t.User, fmt.Sprint(t.UID))

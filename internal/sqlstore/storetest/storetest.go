@@ -26,6 +26,7 @@ type Store interface {
 	PutDocument(ctx context.Context, tenant, kind, id string, body []byte) error
 	Document(ctx context.Context, tenant, kind, id string) ([]byte, error)
 	Documents(ctx context.Context, tenant, kind string) ([]sandbox.Document, error)
+	DocumentIDs(ctx context.Context, tenant, kind string) ([]string, error)
 	DocumentOwners(ctx context.Context, kind string) ([]string, error)
 	DeleteDocument(ctx context.Context, tenant, kind, id string) error
 
@@ -398,6 +399,9 @@ func documentsApart(t *testing.T, s Store) {
 	if len(got) != 2 || got[0].ID != "b" || string(got[0].Body) != "again" || got[1].ID != "a" {
 		t.Fatalf("documents are %+v", got)
 	}
+	ids, err := s.DocumentIDs(ctx, "acme", "tag")
+	must(t, err)
+	wantSame(t, ids, []string{"b", "a"})
 	must(t, s.DeleteDocument(ctx, "acme", "build", "b"))
 	for _, other := range [][2]string{{"acme", "tag"}, {"globex", "tag"}} {
 		_, err := s.Document(ctx, other[0], other[1], "b")

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/covehq/cove/internal/driver/kubernetes/podapi"
 	"github.com/covehq/cove/kernel"
 )
 
@@ -18,13 +19,13 @@ func Install(dir string) error {
 		return err
 	}
 	defer self.Close()
-	if err := write(filepath.Join(dir, "cove-pod"), self, 0o755); err != nil {
+	if err := write(filepath.Join(dir, podapi.ProgramName), self, 0o755); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Join(dir, "bin"), 0o755); err != nil {
 		return err
 	}
-	if err := os.Symlink("../cove-pod", filepath.Join(dir, "bin", "sudo")); err != nil && !os.IsExist(err) {
+	if err := os.Symlink("../"+podapi.ProgramName, filepath.Join(dir, "bin", "sudo")); err != nil && !os.IsExist(err) {
 		return err
 	}
 	return fs.WalkDir(kernel.Files(), ".", func(name string, d fs.DirEntry, err error) error {

@@ -28,12 +28,12 @@ func Main(argv []string, stderr io.Writer) int {
 	switch {
 	case len(argv) == 3 && argv[1] == "install":
 		err = Install(argv[2])
-	case len(argv) > 2 && argv[1] == "seed":
+	case len(argv) > 3 && argv[1] == "seed":
 		err = Seed(argv[2:])
 	case len(argv) == 2 && argv[1] == "serve":
 		err = serve()
 	default:
-		fmt.Fprintln(stderr, "usage: cove-pod install DIR | cove-pod seed BYTES DIR… | cove-pod serve")
+		fmt.Fprintln(stderr, "usage: cove-pod install DIR | cove-pod seed TO BYTES DIR… | cove-pod serve")
 		return 2
 	}
 	if err != nil {

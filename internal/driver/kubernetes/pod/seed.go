@@ -7,26 +7,30 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
-
-	"github.com/covehq/cove/internal/driver/kubernetes/podapi"
 )
 
 // Seed copies directories of the image that it runs in to the volumes which the sandbox will have in their place, so that they hide nothing. What its
 // user may not read is left out: the sandbox could not read it either. Files are the sandbox's user's, or, where that is root, whose they were. It runs
-// in an init container.
+// in an init container. The arguments are the directory below which each volume is under its later place, how many bytes may be copied, and directories.
 func Seed(args []string) error {
-	if len(args) == 0 {
-		return errors.New("seed needs a number of bytes, and directories")
+	if len(args) < 2 {
+		return errors.New("seed needs a directory, a number of bytes, and directories")
 	}
-	left, err := strconv.ParseInt(args[0], 10, 64)
+	left, err := strconv.ParseInt(args[1], 10, 64)
 	if err != nil {
 		return err
 	}
-	return (&seed{left: left, to: podapi.SeedDir}).all(args[1:])
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	s := &seed{left: left, to: args[0]}
+	return s.all(args[2:], filepath.Dir(self), s.to)
 }
 
 // seed is one copy of several directories.
@@ -35,13 +39,25 @@ type seed struct {
 	left   int64 // bytes that may still be copied
 	device uint64
 	dirs   []seeded
+	ours   []fs.FileInfo // directories that are in no image
 }
 
-func (s *seed) all(dirs []string) error {
+// kernelDirs are not of the image, and hold more than any disk does.
+var kernelDirs = []string{"/proc", "/sys", "/dev"}
+
+func (s *seed) all(dirs []string, ours ...string) error {
+	for _, dir := range ours {
+		if info, err := os.Stat(dir); err == nil {
+			s.ours = append(s.ours, info)
+		}
+	}
 	for _, dir := range dirs {
 		from, err := filepath.EvalSymlinks(dir)
 		if err != nil {
 			continue // the image has no such directory
+		}
+		if from == "/" || slices.ContainsFunc(kernelDirs, func(kernel string) bool { return strings.HasPrefix(from+"/", kernel+"/") }) {
+			return fmt.Errorf("the image's %s is a link to %s, of which there is no copy", dir, from)
 		}
 		if err := s.copy(from, s.to+dir); err != nil {
 			return fmt.Errorf("copy the image's %s: %w", dir, err)
@@ -90,7 +106,9 @@ func (s *seed) one(from, to string, d fs.DirEntry) error {
 	}
 	switch {
 	case d.IsDir() && deviceOf(info) != s.device:
-		return fs.SkipDir // a mount, ours for one, which is in no image
+		return fs.SkipDir // a mount, which is in no image
+	case d.IsDir() && slices.ContainsFunc(s.ours, func(own fs.FileInfo) bool { return os.SameFile(own, info) }):
+		return fs.SkipDir // a volume of the image's may be on the same disk as ours are
 	case d.IsDir():
 		if err := os.Mkdir(to, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
@@ -113,9 +131,6 @@ func (s *seed) one(from, to string, d fs.DirEntry) error {
 }
 
 func (s *seed) file(from, to string, info fs.FileInfo) (err error) {
-	if s.left -= info.Size(); s.left < 0 {
-		return errSeedRoom
-	}
 	source, err := os.Open(from)
 	if err != nil {
 		return err
@@ -126,11 +141,13 @@ func (s *seed) file(from, to string, info fs.FileInfo) (err error) {
 	if err != nil {
 		return err
 	}
-	if _, err := io.Copy(target, source); err != nil {
+	n, err := io.Copy(target, io.LimitReader(source, s.left+1)) // not all files say how long they are
+	if s.left -= n; s.left < 0 || errors.Is(err, syscall.ENOSPC) {
 		target.Close()
-		if errors.Is(err, syscall.ENOSPC) {
-			return errSeedRoom
-		}
+		return errSeedRoom
+	}
+	if err != nil {
+		target.Close()
 		return err
 	}
 	if err := target.Close(); err != nil {

@@ -113,3 +113,52 @@ func TestAVolumeTakesNoMoreThanADiskHolds(t *testing.T) {
 		t.Errorf("a directory that the image does not have: %v", err)
 	}
 }
+
+func TestAVolumeThatHoldsTheVolumesIsNotCopiedIntoItself(t *testing.T) {
+	from := tree(t, map[string]string{"kept": "1"})
+	to := filepath.Join(from, "volumes") // on the same disk, as a node's runtime has it
+	if err := os.MkdirAll(to+from, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := pod.SeedTo(to, 100, from); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(filepath.Join(to+from, "kept")); err != nil || string(text) != "1" {
+		t.Errorf("%q %v", text, err)
+	}
+	if _, err := os.Stat(filepath.Join(to+from, "volumes")); !os.IsNotExist(err) {
+		t.Errorf("it is in itself: %v", err)
+	}
+}
+
+func TestAVolumeIsNoCopyOfTheWholeImageOrOfTheKernels(t *testing.T) {
+	for _, target := range []string{"/", "/proc", "/proc/sys/kernel", "/sys", "/dev"} {
+		link, to := filepath.Join(t.TempDir(), "link"), t.TempDir()
+		if err := os.Symlink(target, link); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(to+link, 0o777); err != nil {
+			t.Fatal(err)
+		}
+		if err := pod.SeedTo(to, 1<<20, link); err == nil || !strings.Contains(err.Error(), "link to "+target) {
+			t.Errorf("%s: %v", target, err)
+		}
+		if left, err := os.ReadDir(to + link); err != nil || len(left) > 0 {
+			t.Errorf("%s: %v %v", target, left, err)
+		}
+	}
+}
+
+func TestFilesThatDoNotSayHowLongTheyAreAreCounted(t *testing.T) {
+	to := filepath.Join(t.TempDir(), "version")
+	info, err := os.Stat("/proc/version")
+	if err != nil || info.Size() != 0 {
+		t.Skip("no file here says nothing of its size")
+	}
+	if err := pod.SeedFile(10, "/proc/version", to, info); err == nil || !strings.Contains(err.Error(), "disk") {
+		t.Errorf("%v", err)
+	}
+	if copied, err := os.Stat(to); err != nil || copied.Size() > 11 {
+		t.Errorf("%v %v", copied, err)
+	}
+}

@@ -14,14 +14,10 @@ import (
 // Port is where the program in the Pod listens. It listens once it is warm, so that a port that takes connections is a Pod that is ready.
 const Port = 7070
 
-// Where things are in the container. Dir is a volume that the init container has filled.
+// Dir is where the container has the volume that the init container has filled, where its image is the operator's. In it is ProgramName.
 const (
-	Dir       = "/run/cove"
-	Program   = Dir + "/cove-pod"
-	KernelDir = Dir + "/kernel"
-	SudoDir   = Dir + "/bin"
-	// SeedDir is where volumes are, each below it under its later place, while they are given what the image has there.
-	SeedDir = "/run/cove-seed"
+	Dir         = "/run/cove"
+	ProgramName = "cove-pod"
 )
 
 // Variable is the environment variable of the container that holds a Settings as JSON. The program takes it out of its environment before it
@@ -49,7 +45,7 @@ type Settings struct {
 	Home      string   `json:"home,omitempty"` // of the container's user, where that is not root
 	Workdir   string   `json:"workdir,omitempty"`
 	Foreign   bool     `json:"foreign,omitempty"` // nobody has described the image: its own python3 runs kernels, and its user's home is what it says
-	Dir       string   `json:"dir,omitempty"`     // empty: Dir; tests have another
+	Dir       string   `json:"dir,omitempty"`     // where the volume is with the program and the kernel's files; empty: Dir
 }
 
 // The first byte of a connection, behind the proof, says what it is for.
