@@ -87,6 +87,7 @@ acceptance: programs image
 	mkdir -p bin/acceptance
 	-E2B_SUITE_REPORT=$(CURDIR)/bin/acceptance/e2b.jsonl OPENSANDBOX_SUITE_REPORT=$(CURDIR)/bin/acceptance/opensandbox.jsonl \
 		AGENTSANDBOX_SUITE_REPORTS=$(CURDIR)/bin/acceptance COVE_ACCEPTANCE_REPORT=$(CURDIR)/bin/acceptance/python.jsonl $(GO) test -count=1 -json -timeout 60m ./... > bin/acceptance/go.json
+	-COVE_E2E_FULL=1 $(GO) test -count=1 -json -timeout 20m -run 'ThroughACollector$$' ./e2e > bin/acceptance/collector.json
 	-COVE_CLUSTER_OPTIONAL=1 COVE_CLUSTER_REPORT=$(CURDIR)/bin/acceptance/cluster.json test/cluster/run
 	COVE_ACCEPTANCE=$(CURDIR)/bin/acceptance $(GO) test -count=1 -run TestTheReportIsWritten ./e2e/acceptance
 

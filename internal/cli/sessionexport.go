@@ -42,7 +42,10 @@ func (a *invocation) sessionExport() *cobra.Command {
 			}
 			defer root.Close()
 			e := &exporter{cl: cl, root: root, names: map[string]bool{}}
-			if err := e.all(c.Context(), info); err != nil {
+			done := a.working(e.meter.progress("exporting " + info.Key))
+			err = e.all(c.Context(), info)
+			done()
+			if err != nil {
 				return err
 			}
 			return a.print(e.done, func(t *table) {
@@ -72,6 +75,7 @@ type exporter struct {
 	cl    *client.Client
 	root  *os.Root
 	names map[string]bool // below artifacts
+	meter meter
 	done  struct {
 		Session   string `json:"session"`
 		Lines     int    `json:"lines"`
@@ -123,7 +127,7 @@ func (e *exporter) write(name string, content io.Reader) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	_, err = io.Copy(f, content)
+	_, err = io.Copy(io.MultiWriter(f, &e.meter), content)
 	return err
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -106,13 +107,17 @@ func (a *invocation) volumeRemove() *cobra.Command {
 func (a *invocation) removeEach(names []string, remove func(name string) error) error {
 	removed := []string{}
 	var failed failures
-	for _, name := range names {
+	var at atomic.Int64
+	done := a.working(func() string { return fmt.Sprintf("%s, %d of %d", names[at.Load()], at.Load()+1, len(names)) })
+	for i, name := range names {
+		at.Store(int64(i))
 		if err := remove(name); err != nil {
 			failed = append(failed, fmt.Errorf("%s: %w", name, err))
 			continue
 		}
 		removed = append(removed, name)
 	}
+	done()
 	err := a.print(removed, func(t *table) {
 		for _, name := range removed {
 			t.row(name)

@@ -99,7 +99,7 @@ proves(['e2b sandbox snapshot create', 'e2b sandbox snapshot list', 'e2b sandbox
   assert.deepEqual(await sbx.listSnapshots().nextItems(), [])
 })
 
-proves(['e2b template create', 'e2b template list', 'e2b template publish', 'e2b template unpublish', 'e2b template delete'], 'templates', async ({ make, tag }) => {
+proves(['e2b template create', 'e2b template list', 'e2b template unpublish', 'e2b template delete'], 'templates', async ({ make, tag }) => {
   const dir = mkdtempSync(join(tmpdir(), 'cove-e2b-'))
   writeFileSync(join(dir, 'e2b.Dockerfile'), 'FROM e2bdev/base\nCOPY greeting /greeting\nRUN echo built > /built\n')
   writeFileSync(join(dir, 'greeting'), 'hi')
@@ -108,7 +108,8 @@ proves(['e2b template create', 'e2b template list', 'e2b template publish', 'e2b
   assert.ok(listed.some((t) => [...(t.aliases ?? []), ...(t.names ?? [])].some((n) => n.includes(tag))), JSON.stringify(listed))
   const sbx = await make(tag, { timeoutMs: LIFETIME })
   assert.equal(await sbx.files.read('/greeting', { user: 'root' }), 'hi')
-  await ok(['template', 'publish', tag, '--yes'])
+  const published = await e2b(['template', 'publish', tag, '--yes'])
+  assert.ok(published.code !== 0 && /cannot be published/.test(published.stdout + published.stderr), JSON.stringify(published))
   await ok(['template', 'unpublish', tag, '--yes'])
   await ok(['template', 'delete', tag, '--yes'])
 })

@@ -213,7 +213,7 @@ func (b *Builder) alias(c *call) error {
 	return err
 }
 
-// publish answers with the template's names. Templates stay with their tenant, whatever is asked for.
+// publish answers with the template's names. Templates stay with their tenant.
 func (b *Builder) publish(c *call) error {
 	var q struct {
 		Public *bool `json:"public"`
@@ -224,6 +224,9 @@ func (b *Builder) publish(c *call) error {
 	e, err := c.template()
 	if err != nil {
 		return err
+	}
+	if q.Public != nil && *q.Public {
+		return fault.New(fault.Unsupported, "templates of this server belong to whoever built them and cannot be published; give others the Dockerfile, or build them as the operator")
 	}
 	return c.answer(http.StatusOK, map[string]any{"names": c.s.names(e)})
 }

@@ -266,7 +266,10 @@ func TestListings(t *testing.T) {
 				t.Errorf("%s: %d %v", path, status, out)
 			}
 		}
-		if status, out := w.ask("PATCH", "/v2/templates/a", js{"public": true}); status != http.StatusOK || !cmp.Equal(out, js{"names": []any{"acme/a"}}) {
+		if status, out := w.ask("PATCH", "/v2/templates/a", js{"public": true}); status != http.StatusNotImplemented {
+			t.Errorf("%d %v", status, out)
+		}
+		if status, out := w.ask("PATCH", "/v2/templates/a", js{"public": false}); status != http.StatusOK || !cmp.Equal(out, js{"names": []any{"acme/a"}}) {
 			t.Error(status, out)
 		}
 	})
