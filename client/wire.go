@@ -11,6 +11,8 @@ type CreateRequest struct {
 	Template string `json:"template,omitempty"`
 	// Image to start from instead of a template: a container image, which is pulled when it is not here.
 	Image string `json:"image,omitempty"`
+	// Start has the sandbox begin with what the image itself would start, its entrypoint and command, as a process in the background.
+	Start bool `json:"start,omitempty"`
 	// Key pins the sandbox: a living sandbox of yours with the same key is returned instead of a new one.
 	Key string `json:"key,omitempty"`
 	// TimeoutSeconds is how long the sandbox lives; zero is the server's default, negative is for ever where allowed.

@@ -153,7 +153,7 @@ func (a *invocation) create() *cobra.Command {
 	var f sandboxFlags
 	var timeout, idle lifetime
 	var key, idleAction string
-	var autoResume bool
+	var autoResume, start bool
 	c := &cobra.Command{
 		Use:   "create",
 		Short: "Make a sandbox and print its id",
@@ -168,7 +168,10 @@ func (a *invocation) create() *cobra.Command {
 				return err
 			}
 			req.Key, req.TimeoutSeconds, req.IdleTimeoutSeconds = key, float64(timeout), float64(idle)
-			req.IdleAction, req.AutoResume = idleAction, autoResume
+			req.IdleAction, req.AutoResume, req.Start = idleAction, autoResume, start
+			if start && req.Image == "" {
+				return usageError{errors.New("--start is about what an image would start: give --image")}
+			}
 			cl, err := a.connect(c.Context())
 			if err != nil {
 				return err
@@ -186,6 +189,7 @@ func (a *invocation) create() *cobra.Command {
 	fs := c.Flags()
 	fs.StringVar(&idleAction, "idle-action", "", "`what` happens after the idle timeout: kill or pause")
 	fs.BoolVar(&autoResume, "auto-resume", false, "any use resumes the sandbox while it is paused")
+	fs.BoolVar(&start, "start", false, "begin with what the image itself would start, as a process in the background")
 	fs.StringVar(&key, "key", "", "a `name` of yours: a living sandbox with the same key is returned instead")
 	completeFlag(c, "idle-action", words("kill", "pause"))
 	completeFlag(c, "key", cobra.NoFileCompletions)

@@ -440,6 +440,26 @@ func TestAnImageWithoutABase(t *testing.T) {
 	}
 }
 
+func TestASandboxBeginsWithWhatItsImageStarts(t *testing.T) {
+	c := server(t)
+	if _, r, err := build(t, c, t.TempDir(), "FROM busybox\nUSER app\nWORKDIR /tmp\nENV WHO=you\nENTRYPOINT [\"/bin/sh\", \"-c\", \"echo $WHO $0 $(id -un) $PWD > begun; exec sleep 1000\"]\nCMD [\"arg\"]\n", nil); err != nil {
+		t.Fatalf("%v\n%s", err, r.all())
+	}
+	sb, err := c.Create(t.Context(), client.CreateRequest{Image: "made", Start: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sb.Kill(context.Background())
+	out, err := sb.Exec(t.Context(), client.ExecRequest{Command: "until [ -s /tmp/begun ]; do sleep 0.01; done; cat /tmp/begun; pidof sleep | wc -w"})
+	if err != nil || out.Stdout != "you arg app /tmp\n1\n" { // it goes on although nobody listens
+		t.Errorf("%+v, %v", out, err)
+	}
+	processes, err := sb.Processes(t.Context())
+	if err != nil || len(processes) != 1 || processes[0].Tag != "entrypoint" {
+		t.Errorf("%+v %v", processes, err)
+	}
+}
+
 func TestManyFilesAreCopied(t *testing.T) {
 	c := server(t)
 	dir := t.TempDir()

@@ -28,6 +28,7 @@ const Prefix = client.Prefix
 // Sandboxes is what the API asks of the domain.
 type Sandboxes interface {
 	Create(ctx context.Context, p auth.Principal, spec sandbox.Spec) (sandbox.Sandbox, bool, error)
+	Begin(ctx context.Context, p auth.Principal, id string, argv []string) error
 	Get(ctx context.Context, p auth.Principal, id string) (sandbox.Sandbox, error)
 	List(ctx context.Context, p auth.Principal, q sandbox.ListQuery) (sandbox.Page, error)
 	Kill(ctx context.Context, p auth.Principal, id string) (sandbox.Sandbox, error)

@@ -406,7 +406,9 @@ func (a *agent) exec(p agentapi.ExecParams) {
 	if !p.Stdin {
 		stdin.Close()
 	}
-	go a.obey(cmd, stdin) // ends with the connection
+	if p.Disconnect != agentapi.DisconnectSurvive {
+		go a.obey(cmd, stdin) // ends with the connection
+	}
 	err := cmd.Wait()
 	end := agentapi.End{Outcome: agentapi.OutcomeOK, ExitCode: cmd.ProcessState.ExitCode()}
 	if err != nil {

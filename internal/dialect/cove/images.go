@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"slices"
 
 	"github.com/covehq/cove/client"
 	"github.com/covehq/cove/internal/fault"
@@ -47,25 +48,36 @@ func (a *API) shelf() (Images, error) {
 	return a.images, nil
 }
 
-// fromImage makes a sandbox start from the image that was asked for.
-func (a *API) fromImage(c *call, req client.CreateRequest, spec *sandbox.Spec) error {
-	if req.Image == "" {
-		return nil
-	}
-	if req.Template != "" {
-		return fault.New(fault.Invalid, "give either template or image, not both")
+// fromImage makes a sandbox start from the image that was asked for. It gives what the sandbox begins with; nil: nothing.
+func (a *API) fromImage(c *call, req client.CreateRequest, spec *sandbox.Spec) (main []string, err error) {
+	switch {
+	case req.Image == "" && req.Start:
+		return nil, fault.New(fault.Invalid, "start is about what an image would start: give an image")
+	case req.Image == "":
+		return nil, nil
+	case req.Template != "":
+		return nil, fault.New(fault.Invalid, "give either template or image, not both")
 	}
 	images, err := a.shelf()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	t, err := images.Ensure(c.ctx(), c.who.Tenant, template.PullRequest{Reference: req.Image})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	spec.Template = t.Name
 	spec.Annotations = map[string]string{imageAnnotation: req.Image}
-	return nil
+	if !req.Start {
+		return nil, nil
+	}
+	if t.Image != nil {
+		main = slices.Concat(t.Image.Entrypoint, t.Image.Cmd)
+	}
+	if len(main) == 0 {
+		return nil, fault.New(fault.Invalid, "the image %s names neither an entrypoint nor a command: leave out start, and run what you need", req.Image)
+	}
+	return main, nil
 }
 
 func (a *API) listImages(c *call) error {

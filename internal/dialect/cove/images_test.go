@@ -6,8 +6,11 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -148,8 +151,9 @@ func TestASandboxStartsFromAnImage(t *testing.T) {
 	}
 	s.want(t, "ensure acme debian:13")
 	for name, req := range map[string]client.CreateRequest{
-		"both":         {Image: "debian:13", Template: "python"},
-		"a wild mount": {Mounts: []client.Mount{{Kind: "nfs", Source: "x", Target: "/x"}}},
+		"both":               {Image: "debian:13", Template: "python"},
+		"a start of nothing": {Start: true},
+		"a wild mount":       {Mounts: []client.Mount{{Kind: "nfs", Source: "x", Target: "/x"}}},
 	} {
 		if _, err := w.client.Create(t.Context(), req); client.KindOf(err) != client.Invalid {
 			t.Errorf("%s: %v", name, err)
@@ -157,6 +161,43 @@ func TestASandboxStartsFromAnImage(t *testing.T) {
 	}
 	if _, err := w.client.Create(t.Context(), client.CreateRequest{Image: "none"}); client.KindOf(err) != client.NotFound {
 		t.Errorf("error is %v", err)
+	}
+}
+
+func TestASandboxBeginsWithWhatItsImageStarts(t *testing.T) {
+	w, s := imageWorld(t)
+	made := filepath.Join(t.TempDir(), "made")
+	for name, image := range map[string]template.Image{
+		"app":    {Entrypoint: []string{"/bin/sh", "-c", `echo "$0 $1" > ` + made}, Cmd: []string{"a", "b"}},
+		"broken": {Cmd: []string{"/no/such/program"}},
+		"data":   {},
+	} {
+		own := &template.Template{Name: "img-" + name, Tenant: "acme", Image: &image, Snapshot: &template.Snapshot{}}
+		s.images[name], w.driver.templates.owned = own, append(w.driver.templates.owned, own)
+	}
+	sb, err := w.client.Create(t.Context(), client.CreateRequest{Image: "app", Start: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if text, _ := os.ReadFile(made); string(text) == "a b\n" {
+			break
+		} else if time.Now().After(end) {
+			t.Fatalf("it has not begun: %q", text)
+		}
+	}
+	if err := sb.Kill(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, name := range []string{"broken", "data"} {
+		if _, err := w.client.Create(t.Context(), client.CreateRequest{Image: name, Start: true}); err == nil {
+			t.Errorf("%s has begun", name)
+		}
+	}
+	for sb, err := range w.client.List(t.Context(), client.ListRequest{}) {
+		if err != nil || sb.State != "ended" {
+			t.Errorf("%+v %v is left", sb, err)
+		}
 	}
 }
 

@@ -24,13 +24,19 @@ func (a *API) create(c *call) error {
 		return err
 	}
 	spec.IdempotencyKey = c.r.Header.Get("Idempotency-Key")
-	if err := a.fromImage(c, req, &spec); err != nil {
+	main, err := a.fromImage(c, req, &spec)
+	if err != nil {
 		return err
 	}
 
 	sb, created, err := a.sandboxes.Create(c.ctx(), c.who, spec)
 	if err != nil {
 		return err
+	}
+	if created && main != nil {
+		if err := a.sandboxes.Begin(c.ctx(), c.who, sb.ID, main); err != nil {
+			return err
+		}
 	}
 
 	status := http.StatusOK

@@ -116,7 +116,7 @@ func (a *API) sessionRequest(c *call, req client.SessionRequest) (session.Reques
 		return out, err
 	}
 	var spec sandbox.Spec
-	err = a.fromImage(c, client.CreateRequest{Template: req.Template, Image: req.Image}, &spec)
+	_, err = a.fromImage(c, client.CreateRequest{Template: req.Template, Image: req.Image}, &spec)
 	if req.Image != "" {
 		out.Template = spec.Template
 	}
