@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -34,6 +35,7 @@ func (l *layer) installPackages(ctx context.Context, python *Interpreter, lock [
 		"--no-input", "--no-warn-script-location", "--progress-bar", "off", "--root", stage, "-r", lockFile)...)
 	cmd.Env = pipEnvironment()
 	cmd.Dir = "/"
+	together(cmd)
 	if err := runPip(cmd, countApplicable(lock, python.Minor()), progress); err != nil {
 		return err
 	}
@@ -179,6 +181,13 @@ func (l *layer) takeStage(stage string) error {
 	})
 }
 
+// together has a command that is given up end with everything that it has started: compileall's workers would hold its output, and go on.
+func together(cmd *exec.Cmd) {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = 5 * time.Second
+}
+
 // compile makes bytecode once, for all sandboxes: it reads the packages' code and does not run it.
 func (l *layer) compile(ctx context.Context, python *Interpreter, progress func(Progress)) error {
 	progress(Progress{Step: StepCompile, Message: "bytecode"})
@@ -188,6 +197,7 @@ func (l *layer) compile(ctx context.Context, python *Interpreter, progress func(
 		"-s", at, "-p", inside, "--invalidation-mode", "timestamp", at)
 	cmd.Dir = "/"
 	cmd.Env = []string{"PATH=/usr/bin:/bin", "LANG=C.UTF-8", fixedHashes}
+	together(cmd)
 	// Some packages ship files for other versions of Python or templates that do not compile; that is their business.
 	if out, err := cmd.CombinedOutput(); err != nil && ctx.Err() != nil {
 		return fmt.Errorf("compile bytecode: %w: %s", err, lastLine(string(out), "no output"))
