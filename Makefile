@@ -114,6 +114,8 @@ python-lock:
 		--no-header --no-annotate --quiet requirements.txt --output-file requirements.lock
 	cd python/tests/deepagents06 && uv pip compile --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--no-header --no-annotate --quiet requirements.txt --output-file requirements.lock
+	cd python/tests/dcode && uv pip compile --upgrade --no-deps --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--no-header --no-annotate --quiet requirements.txt --output-file requirements.lock
 
 FUZZTIME ?= 60s
 fuzz: programs

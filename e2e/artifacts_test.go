@@ -365,7 +365,7 @@ func TestArtifactsOutliveTheServer(t *testing.T) {
 			}
 		}
 	})
-	t.Run("S4.100 S4.107 S4.124 addresses, times and quotas are the operator's", func(t *testing.T) {
+	t.Run("S4.100 S4.107 S4.124 D17 addresses, times and quotas are the operator's", func(t *testing.T) {
 		s.crash(t)
 		s.env = append(s.env, "COVE_ARTIFACTS_PUBLIC_URL=https://files.example:8000", "COVE_ARTIFACTS_LINK_TTL=1s", "COVE_ARTIFACTS_MAX_SESSION_SIZE=1MiB", "COVE_ARTIFACTS_MAX_FILE_SIZE=800KiB")
 		s.start(t)
@@ -391,7 +391,7 @@ func TestArtifactsOutliveTheServer(t *testing.T) {
 			return resp.StatusCode == 401 && strings.Contains(body, "expired")
 		})
 	})
-	t.Run("S4.125 what is old enough is removed with its content", func(t *testing.T) {
+	t.Run("S4.125 D12 what is old enough is removed with its content", func(t *testing.T) {
 		s.crash(t)
 		s.env = append(s.env, "COVE_ARTIFACTS_RETENTION=1s", "COVE_ARTIFACTS_LINK_TTL=10m")
 		s.start(t)

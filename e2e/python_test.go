@@ -20,12 +20,24 @@ import (
 
 var pythonPackages = sync.OnceValues(func() (string, error) { return venv("python", "../python/requirements.lock") })
 
+// deepAgentsCode lays Deep Agents Code over the packages of a suite: all that its makers of sandboxes need is there.
+func deepAgentsCode(name, packages string) (string, error) {
+	return installed(name+"-dcode", "../python/tests/dcode/requirements.lock", func(dir, lock string) [][]string {
+		pip := filepath.Join(packages, "bin", "pip")
+		return [][]string{{pip, "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "--no-deps", "--target", dir, "-r", lock}}
+	})
+}
+
 func TestPython(t *testing.T) {
 	if testing.Short() {
 		t.Skip("installs packages and runs for minutes")
 	}
 	t.Parallel() // each of these suites has a server of its own
 	packages, err := pythonPackages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dcode, err := deepAgentsCode("python", packages)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +49,7 @@ func TestPython(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	env := append(s.python(), "COVE_TEST_HOST_DATA="+data, "COVE_TEST_SPANS="+spans.URL, "COVE_TEST_BINARY="+binary.path,
+	env := append(s.python(dcode), "COVE_TEST_HOST_DATA="+data, "COVE_TEST_SPANS="+spans.URL, "COVE_TEST_BINARY="+binary.path,
 		"COVE_TEST_FOREIGN_KEY="+foreign.Secret, "LANGSMITH_TRACING=false", "ANTHROPIC_API_KEY=", "OPENAI_API_KEY=")
 	runSuite(t, pythonSuite(t, packages, "tests"), env)
 }
@@ -52,18 +64,23 @@ func TestPythonDeepagents06(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	dcode, err := deepAgentsCode("python-deepagents06", packages)
+	if err != nil {
+		t.Fatal(err)
+	}
 	s := newServer(t)
 	t.Cleanup(func() { removeSnapshots(t, s) })
-	runSuite(t, pythonSuite(t, packages, "tests/deepagents", "tests/checkpoint"), append(s.python(), "LANGSMITH_TRACING=false"))
+	runSuite(t, pythonSuite(t, packages, "tests/deepagents", "tests/checkpoint"), append(s.python(dcode), "LANGSMITH_TRACING=false"))
 }
 
-// python is how programs find the package and the package finds a server. The E2B SDK below cove.e2b has variables of its own.
-func (s *server) python() []string {
+// python is how programs find the package, and others beside it, and the package finds a server. The E2B SDK below cove.e2b has
+// variables of its own.
+func (s *server) python(others ...string) []string {
 	source, err := filepath.Abs("../python/src")
 	if err != nil {
 		panic(err) // there is no working directory
 	}
-	return append(s.e2b(), "COVE_URL="+s.url, "COVE_API_KEY="+s.key, "PYTHONPATH="+source)
+	return append(s.e2b(), "COVE_URL="+s.url, "COVE_API_KEY="+s.key, "PYTHONPATH="+strings.Join(append([]string{source}, others...), ":"))
 }
 
 func pythonSuite(t *testing.T, packages string, suites ...string) []string {

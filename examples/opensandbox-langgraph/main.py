@@ -1,13 +1,13 @@
 """Multiplies two numbers in a sandbox and has the result told in a sentence.
 
-    python main.py --scripted       without a key
+    python main.py                  a script writes the sentence, unless there is a key
     ANTHROPIC_API_KEY=… python main.py
 """
 
 import asyncio
 import sys
 
-from model import ScriptedModel, claude
+from model import choose
 from sandboxes import Sandboxes
 from workflow import Nodes, State, build, follow, new_state
 
@@ -20,9 +20,8 @@ def job() -> State:
 
 
 async def main(argv: list[str]) -> State:
-    model = ScriptedModel() if "--scripted" in argv else claude()
     sandboxes = Sandboxes()
-    state = await follow(build(Nodes(sandboxes, model)), sandboxes, job())
+    state = await follow(build(Nodes(sandboxes, choose(argv))), sandboxes, job())
     print(f"Output: {state['run_output']}")
     print(f"Summary: {state['summary']}")
     return state

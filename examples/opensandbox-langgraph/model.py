@@ -1,7 +1,8 @@
-"""Who writes the summary: Claude, or a script that needs no key."""
+"""Who writes the summary: Claude where there is a key, else a script."""
 
 import os
 import re
+import sys
 
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage
@@ -43,3 +44,13 @@ def claude() -> BaseChatModel:
     from langchain_anthropic import ChatAnthropic  # only who has a key needs the package
 
     return ChatAnthropic(model=os.environ.get("ANTHROPIC_MODEL") or DEFAULT_MODEL, anthropic_api_url=os.environ.get("ANTHROPIC_BASE_URL") or None)
+
+
+def choose(argv: list[str]) -> BaseChatModel:
+    """Claude where there is a key and nobody asked for the script."""
+    if "--scripted" in argv:
+        return ScriptedModel()
+    if os.environ.get("ANTHROPIC_API_KEY") or os.environ.get("ANTHROPIC_AUTH_TOKEN"):
+        return claude()
+    print("A script answers, as with --scripted: for Claude set ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN.", file=sys.stderr)
+    return ScriptedModel()

@@ -1,12 +1,12 @@
 """The same graph with another pair of commands: ripgrep where the image has it, grep where not.
 
-    python search.py --scripted
+    python search.py
 """
 
 import asyncio
 import sys
 
-from model import ScriptedModel, claude
+from model import choose
 from sandboxes import Sandboxes
 from workflow import Nodes, State, build, follow, new_state
 
@@ -19,8 +19,7 @@ def job() -> State:
 
 async def main(argv: list[str]) -> State:
     sandboxes = Sandboxes()
-    nodes = Nodes(sandboxes, ScriptedModel() if "--scripted" in argv else claude())
-    state = await follow(build(nodes), sandboxes, job())
+    state = await follow(build(Nodes(sandboxes, choose(argv))), sandboxes, job())
     print(f"Output: {state['run_output']}")
     print(f"Summary: {state['summary']}")
     return state

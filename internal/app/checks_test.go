@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-func TestS4_129_ReadinessTellsItsPartsAndHealthDoesNotDependOnThem(t *testing.T) {
+func TestS4_129_D17_ReadinessTellsItsPartsAndHealthDoesNotDependOnThem(t *testing.T) {
 	cfg := testConfig(t)
 	s := startE2B(t, cfg, nil)
 	want := func(claim string, status int, has ...string) {

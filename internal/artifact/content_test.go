@@ -134,7 +134,7 @@ func TestS4_104_D12_ContentIsVerified(t *testing.T) {
 	})
 }
 
-func TestS4_124_Quotas(t *testing.T) {
+func TestS4_124_D17_Quotas(t *testing.T) {
 	cfg := defaults
 	cfg.MaxSessionSize, cfg.MaxTenantSize = 1000, 1500
 	w := newWorld(t, cfg)

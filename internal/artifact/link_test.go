@@ -207,7 +207,7 @@ func TestS4_100_LinksExpire(t *testing.T) {
 	})
 }
 
-func TestS4_125_RetentionSweeps(t *testing.T) {
+func TestS4_125_D12_RetentionSweeps(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := defaults
 		cfg.SweepEvery = time.Minute

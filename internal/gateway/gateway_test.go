@@ -149,7 +149,7 @@ func TestAPanicFailsOneRequest(t *testing.T) {
 	}
 }
 
-func TestS4_129_ReadinessTellsWhichPartFailsAndNotWhy(t *testing.T) {
+func TestS4_129_D17_ReadinessTellsWhichPartFailsAndNotWhy(t *testing.T) {
 	var not error
 	var logged bytes.Buffer
 	s, g := newServer(t, &logged, gateway.Config{ReadyFor: time.Nanosecond, Checks: gateway.Checks{

@@ -218,7 +218,7 @@ def test_S4_121_the_api_example_runs(tmp_path: Path) -> None:
     assert exported.read_text().startswith("name,people,km2,density")
 
 
-def test_S4_130_other_languages_have_kernels(server: Cove) -> None:
+def test_S4_130_D17_other_languages_have_kernels(server: Cove) -> None:
     with server.create() as sandbox:
         hello = {"javascript": "console.log('hello')", "typescript": "const a: string = 'hello'; console.log(a)", "bash": "echo hello", "python": "print('hello')"}
         said = {language: sandbox.run(code, kernel=sandbox.start_kernel(language)).stdout for language, code in hello.items()}

@@ -46,15 +46,16 @@ class CoveProvider(_Base):  # type: ignore[misc]  # whose package may be absent
             supports_sandbox_id=True, supports_snapshot_name=True, backend_module="cove.deepagents",
         )
 
-    def get_or_create(self, *, sandbox_id: str | None = None, snapshot_name: str | None = None, template: str | None = None,
-                      timeout: float | None = None, **kwargs: Any) -> CoveSandbox:
-        """The sandbox with this id, or a new one from a template or a snapshot."""
+    def get_or_create(self, *, sandbox_id: str | None = None, snapshot: str | None = None, snapshot_name: str | None = None,
+                      template: str | None = None, timeout: float | None = None, **kwargs: Any) -> CoveSandbox:
+        """The sandbox with this id, or a new one from a template or a snapshot. dcode passes its `--sandbox-snapshot-name` as
+        `snapshot`; `snapshot_name` is the same by the name that its users know."""
         if kwargs:
-            raise TypeError(f"unknown arguments: {', '.join(sorted(kwargs))}; known are sandbox_id, snapshot_name, template and timeout")
+            raise TypeError(f"unknown arguments: {', '.join(sorted(kwargs))}; known are sandbox_id, snapshot, snapshot_name, template and timeout")
         limit = self._timeout if timeout is None else timeout
         cove = self._cove()
         if sandbox_id is None:
-            made = cove.create(snapshot_name or template or self._template, timeout=_LIFETIME, metadata={"made-by": "dcode"})
+            made = cove.create(snapshot or snapshot_name or template or self._template, timeout=_LIFETIME, metadata={"made-by": "dcode"})
             return CoveSandbox(made, timeout=limit)
         try:
             return CoveSandbox.from_id(sandbox_id, cove=cove, timeout=limit)
