@@ -397,8 +397,7 @@ func (s *Service) removeTemplate(ctx context.Context, tenant, name string) error
 		return nil
 	}
 	err = s.templates.RemoveTemplate(ctx, tenant, name)
-	switch fault.KindOf(err) {
-	case fault.NotFound, fault.Conflict, fault.Denied:
+	if fault.Is(err, fault.NotFound) || fault.Is(err, fault.Conflict) || fault.Is(err, fault.Denied) {
 		return nil
 	}
 	return err
