@@ -10,10 +10,11 @@ import (
 // Housekeeping: every tenant and template that was ever used would otherwise keep a zygote and a pool for good, and a
 // layer that was changed behind our back would be in every sandbox.
 const (
-	maxPools    = 16
-	tidyEvery   = time.Minute
-	verifyEvery = 6 * time.Hour
+	maxPools  = 16
+	tidyEvery = time.Minute
 )
+
+var verifyEvery = 6 * time.Hour // a variable for tests
 
 // keepHouse runs until the maker closes.
 func (m *Maker) keepHouse() {
@@ -92,7 +93,8 @@ func (m *Maker) verify(ctx context.Context) {
 	}
 }
 
-// errSpoilt is a template whose layers changed after they were built.
-func errSpoilt(digest string) error {
-	return fault.New(fault.Unavailable, "the layers of template %s were changed after they were built; remove it from the templates directory and restart the server", digest)
+// errSpoilt is a template whose layers changed after they were built. That is remembered as long as the maker lives, which the
+// server's restart does not end.
+func errSpoilt(name string) error {
+	return fault.New(fault.Unavailable, "the layers of template %s were changed after they were built; end the maker (cove maker stop), remove the layer that its log names and start the server, which builds it again", name)
 }

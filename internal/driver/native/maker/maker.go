@@ -318,12 +318,12 @@ func (m *Maker) pool(key poolKey) (*pool, error) {
 	if m.closing {
 		return nil, fault.New(fault.Unavailable, "the maker is shutting down")
 	}
-	if m.spoilt[key.digest] {
-		return nil, errSpoilt(key.digest)
-	}
 	p := m.pools[key]
 	if p == nil || p.removed {
 		return nil, fault.New(fault.NotFound, "template %s is not prepared for this tenant", key.digest)
+	}
+	if m.spoilt[key.digest] {
+		return nil, errSpoilt(p.template.Name)
 	}
 	return p, nil
 }

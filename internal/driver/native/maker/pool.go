@@ -50,10 +50,15 @@ type pool struct {
 
 // Rotation of zygotes: siblings share a hash seed and an address layout, and a zygote with many children forks slowly.
 const (
-	zygoteLive  = 512
+	zygoteLive = 512
+	zygoteAge  = 6 * time.Hour
+	zygoteRest = 10 * time.Second // after a start that failed, while an old one still forks
+)
+
+// Variables for tests, in which fewer forks and a clock that jumps make a zygote old.
+var (
 	zygoteForks = 5000
-	zygoteAge   = 6 * time.Hour
-	zygoteRest  = 10 * time.Second // after a start that failed, while an old one still forks
+	clock       = time.Now
 )
 
 const defaultDisk = 2 << 30
@@ -426,7 +431,7 @@ func (p *pool) usable() (best *zygote, spare bool) {
 			continue
 		}
 		kept = append(kept, z)
-		age := time.Since(z.born)
+		age := clock().Sub(z.born)
 		old := forks >= zygoteForks || age > zygoteAge
 		if old && living == 0 {
 			idle = append(idle, z)

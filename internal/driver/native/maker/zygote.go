@@ -109,7 +109,7 @@ var errZygoteDied = fault.New(fault.Unavailable, "the zygote died")
 func (m *Maker) startZygote(ctx context.Context, t *template.Template, owner int, name string) (_ *zygote, err error) {
 	var undo undo
 	defer undo.run()
-	z := &zygote{owner: owner, tracer: trace.New(), born: time.Now(), gone: make(chan struct{}), waiting: map[string]chan zygoteAnswer{}, living: map[string]func(exit){}}
+	z := &zygote{owner: owner, tracer: trace.New(), born: clock(), gone: make(chan struct{}), waiting: map[string]chan zygoteAnswer{}, living: map[string]func(exit){}}
 
 	// Page tables of children are charged here; leave room, but not without end.
 	z.group, err = m.groups.New(name, cgroup.Limits{MemoryBytes: 4 << 30, Pids: 1024})
