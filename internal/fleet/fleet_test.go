@@ -190,7 +190,7 @@ func start(t *testing.T, b *book, shared []byte, name string, handler http.Handl
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := fleet.Config{URL: "https://" + l.Addr().String(), Every: 20 * time.Millisecond, Dead: 500 * time.Millisecond, Look: 50 * time.Millisecond,
+	cfg := fleet.Config{URL: "https://" + l.Addr().String(), Every: 20 * time.Millisecond, Dead: 3 * time.Second, Look: 50 * time.Millisecond,
 		LastWords: func(r *http.Request, mediaType, message string) []byte {
 			if mediaType != "application/x-ndjson" {
 				return nil

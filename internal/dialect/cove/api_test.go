@@ -123,7 +123,7 @@ func TestBadInputIsAClearError(t *testing.T) {
 		says                     string
 	}{
 		{"an unknown template", "POST", "/sandboxes", `{"template":"cobol"}`, 404, `no template "cobol"`},
-		{"an unknown field", "POST", "/sandboxes", `{"tmplate":"x"}`, 400, `unknown field "tmplate"; known fields: template, image, key`},
+		{"an unknown field", "POST", "/sandboxes", `{"tmplate":"x"}`, 400, `unknown field "tmplate"; known fields: template, image, start, key`},
 		{"a field of the wrong type", "POST", "/sandboxes", `{"limits":{"memory_bytes":"1G"}}`, 400, `field "limits.memory_bytes" wants an integer`},
 		{"negative memory", "POST", "/sandboxes", `{"limits":{"memory_bytes":-1}}`, 400, "negative"},
 		{"too little memory", "POST", "/sandboxes", `{"limits":{"memory_bytes":1}}`, 400, "too little"},

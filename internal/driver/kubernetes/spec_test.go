@@ -112,6 +112,49 @@ func TestADigestIsOfWhatAPodIsMadeFrom(t *testing.T) {
 	}
 }
 
+func TestWhatIsBeneathAPodIsItsTemplatesElseTheInstallations(t *testing.T) {
+	a := newAPI(t)
+	made := func(ofAll string, k kubernetes.Template) (corev1.PodSpec, string) {
+		t.Helper()
+		k.Image = "img"
+		d, err := kubernetes.New(t.Context(), kubernetes.Config{
+			Namespace: "boxes", Image: "cove", Owner: "server-1", Templates: map[string]kubernetes.Template{"python": k}, RuntimeClass: ofAll, Rest: a.config(),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = d.Close() })
+		pod, err := d.Pod("python")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pod.Spec, d.Digest("python")
+	}
+	plain, first := made("", kubernetes.Template{})
+	if plain.RuntimeClassName != nil || plain.HostUsers != nil {
+		t.Errorf("unasked a Pod has %+v", plain)
+	}
+	for name, c := range map[string]struct {
+		ofAll string
+		k     kubernetes.Template
+		class *string // nil: the cluster's own
+		users *bool
+	}{
+		"the installation says a class": {ofAll: "gvisor", class: new("gvisor")},
+		"the template says a class":     {k: kubernetes.Template{RuntimeClass: "kata"}, class: new("kata")},
+		"both do":                       {ofAll: "gvisor", k: kubernetes.Template{RuntimeClass: "kata"}, class: new("kata")},
+		"users are the Pod's own":       {k: kubernetes.Template{HostUsers: new(false)}, users: new(false)},
+	} {
+		spec, digest := made(c.ofAll, c.k)
+		if !reflect.DeepEqual(spec.RuntimeClassName, c.class) || !reflect.DeepEqual(spec.HostUsers, c.users) {
+			t.Errorf("%s: a Pod has %+v", name, spec)
+		}
+		if digest == first {
+			t.Errorf("%s: Pods that wait would stay as they are", name)
+		}
+	}
+}
+
 func TestATemplateThatCannotBeMeantIsRefused(t *testing.T) {
 	for name, k := range map[string]kubernetes.Template{
 		"python": {}, "Python": {Image: "img"}, "negative": {Image: "img", Pool: -1}, "relative": {Image: "img", Writable: []string{"tmp"}},
