@@ -33,14 +33,14 @@ func TestAgentSandbox(t *testing.T) {
 		})
 	}
 	t.Run("suites", func(t *testing.T) {
-		old04, old05, tunnel := "PYTHONPATH="+packages.v04, "PYTHONPATH="+packages.v05, "AGENT_SANDBOX_WAY=tunnel"
-		suite(t, "newest", packages.pytest(t))
-		suite(t, "newest-tunnel", packages.pytest(t, "test_lifecycle.py", "test_commands.py", "test_files.py"), tunnel)
-		suite(t, "v05", packages.pytest(t, "test_lifecycle.py", "test_commands.py", "test_files.py", "test_async.py"), old05)
-		suite(t, "v05-tunnel", packages.pytest(t, "test_commands.py"), old05, tunnel,
+		tunnel := "AGENT_SANDBOX_WAY=tunnel"
+		suite(t, "newest", packages.pytest(t), "AGENT_SANDBOX_CLIENT=newest")
+		suite(t, "newest-tunnel", packages.pytest(t, "test_lifecycle.py", "test_commands.py", "test_files.py"), "AGENT_SANDBOX_CLIENT=newest", tunnel)
+		suite(t, "v05", packages.pytest(t, "test_lifecycle.py", "test_commands.py", "test_files.py", "test_async.py"), "AGENT_SANDBOX_CLIENT=v05", "PYTHONPATH="+packages.v05)
+		suite(t, "v05-tunnel", packages.pytest(t, "test_commands.py"), "AGENT_SANDBOX_CLIENT=v05", "PYTHONPATH="+packages.v05, tunnel,
 			"KUBECTL_PORT_FORWARD_WEBSOCKETS=false") // SPDY itself, as older programs speak it
-		suite(t, "v04", packages.pytest(t, "test_lifecycle.py", "test_commands.py", "test_files.py"), old04)
-		suite(t, "v04-tunnel", packages.pytest(t, "test_commands.py"), old04, tunnel)
+		suite(t, "v04", packages.pytest(t, "test_lifecycle.py", "test_commands.py", "test_files.py"), "AGENT_SANDBOX_CLIENT=v04", "PYTHONPATH="+packages.v04)
+		suite(t, "v04-tunnel", packages.pytest(t, "test_commands.py"), "AGENT_SANDBOX_CLIENT=v04", "PYTHONPATH="+packages.v04, tunnel)
 		t.Run("langchain", func(t *testing.T) {
 			t.Parallel()
 			langChainAgentSandbox(t, w, packages.v04)
@@ -72,11 +72,11 @@ func langChainAgentSandbox(t *testing.T, w *agentSandboxWorld, old string) {
 	}
 	t.Run("newest client", func(t *testing.T) {
 		t.Parallel()
-		runSuite(t, command(t), env(t))
+		runSuite(t, command(t), env(t, "AGENT_SANDBOX_CLIENT=langchain"))
 	})
 	t.Run("client of 0.4, through kubectl", func(t *testing.T) {
 		t.Parallel()
-		runSuite(t, command(t, "test_adapter.py", "-knot tool"), env(t, "AGENT_SANDBOX_WAY=tunnel", "PYTHONPATH="+old))
+		runSuite(t, command(t, "test_adapter.py", "-knot tool"), env(t, "AGENT_SANDBOX_WAY=tunnel", "AGENT_SANDBOX_CLIENT=v04", "PYTHONPATH="+old))
 	})
 }
 

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,6 +28,16 @@ sandboxes:
       cpus: 2
       cpu_request: 0.01
       preload: [numpy, pandas, matplotlib]
+    code-interpreter: # with the limits that OpenSandbox's SDKs ask for unasked, so that Pods wait for them too
+      image: localhost/cove-sandbox:test
+      pull_policy: Never
+      python: /usr/bin/python3
+      preload: [numpy, pandas, matplotlib]
+      pool: 4
+      cpus: 1
+      cpu_request: 0.01
+      memory: 2GiB
+      memory_request: 64MiB
 `
 
 // clusterServer is a server inside of the cluster.
@@ -94,13 +105,16 @@ func TestClusterSDKs(t *testing.T) {
 	}
 	t.Run("E2B", func(t *testing.T) {
 		tools := e2bPackages(t)
-		runSuite(t, tools.pytest(t, "test_code.py", "test_commands.py", "test_files.py", "test_lifecycle.py", "-k="+clusterE2B),
-			append(s.e2b(), "E2B_SUITE_FOREIGN_KEY="+foreign.Secret))
+		env := append(s.e2b(), "E2B_SUITE_DRIVER=kubernetes", "E2B_SUITE_FOREIGN_KEY="+foreign.Secret)
+		runOnPods(t, tools.pytest(t, "test_sandbox.py", "test_network.py", "test_refused.py"), env, clusterE2B)
+		runOnPods(t, tools.pytest(t, "test_code.py", "test_commands.py", "test_files.py", "test_pty.py"), env, clusterE2B)
 	})
 	t.Run("OpenSandbox", func(t *testing.T) {
 		tools := openSandboxPackages(t)
 		w := &openSandboxWorld{server: s, foreign: foreign.Secret, registry: &testRegistry{}}
-		runSuite(t, tools.pytest(t, tools.python, "test_code.py", "test_commands.py", "test_files.py", "-k="+clusterOpenSandbox), w.suite(t))
+		env := append(w.suite(t), "OPENSANDBOX_SUITE_DRIVER=kubernetes")
+		runOnPods(t, tools.pytest(t, tools.python, "test_lifecycle.py", "test_network.py", "test_refused.py"), env, clusterOpenSandbox)
+		runOnPods(t, tools.pytest(t, tools.python, "test_code.py", "test_commands.py", "test_files.py"), env, clusterOpenSandbox)
 	})
 	t.Run("agent-sandbox", func(t *testing.T) {
 		packages, err := agentSandboxPackages()
@@ -108,17 +122,95 @@ func TestClusterSDKs(t *testing.T) {
 			t.Fatal(err)
 		}
 		w := agentSandboxWorldOf(t, s, foreign.Secret)
-		runSuite(t, packages.pytest(t, "test_lifecycle.py", "test_commands.py", "test_files.py", "-k="+clusterAgentSandbox), w.suite(t))
-		runSuite(t, packages.pytest(t, "test_commands.py", "-k="+clusterAgentSandbox), append(w.suite(t), "AGENT_SANDBOX_WAY=tunnel", "PYTHONPATH="+packages.v04))
+		runOnPods(t, packages.pytest(t, "test_lifecycle.py", "test_commands.py", "test_files.py"), append(w.suite(t), "AGENT_SANDBOX_CLIENT=newest"), nil)
+		runOnPods(t, packages.pytest(t, "test_commands.py"), append(w.suite(t), "AGENT_SANDBOX_WAY=tunnel", "AGENT_SANDBOX_CLIENT=v04", "PYTHONPATH="+packages.v04), nil)
 	})
 }
 
-// What of the suites is not for Pods, by words in the tests' names. Caps says of the driver that it neither pauses nor forks nor snapshots, and a hardened
-// Pod has one user and no other; the image of the tests has neither Node.js nor a file that only root reads.
-const (
-	clusterE2B = "not pause and not resume and not snapshot and not fork and not woken and not keep_the_files and not full_disk" +
-		" and not sudo and not root and not users and not base_template"
-	clusterOpenSandbox = "not pause and not resume and not snapshot and not root and not javascript and not typescript and not both_names" +
-		" and not S3_50 and not owners and not permissions and not another_user and not cannot_read"
-	clusterAgentSandbox = "not suspend and not resume and not as_the_sandboxes_user"
+// What of the suites is not for Pods: the tests, by their full ids.
+var (
+	clusterE2B = []string{
+		// A Pod's memory cannot be kept.
+		"test_sandbox.py::test_a_list_filters_by_state",
+		// A hardened Pod has one user and no sudo, and nobody writes to its /run and /etc.
+		"test_sandbox.py::test_a_sandbox_knows_what_it_is",
+		"test_commands.py::test_a_commands_envs_win_over_the_sandboxs_and_stay_out_of_sudo",
+		"test_commands.py::test_the_base_template_has_what_people_expect",
+		"test_commands.py::test_users",
+		"test_files.py::test_users_and_owners",
+		// What a Pod has on disk is its node's to know, which looks now and then, and evicts.
+		"test_sandbox.py::test_S0_80_metrics_lie_in_the_window_that_was_asked_for",
+		"test_files.py::test_S0_69_a_full_disk_is_told",
+	}
+	clusterOpenSandbox = []string{
+		// A Pod's memory cannot be kept, and its files end with it.
+		"test_lifecycle.py::test_S3_48_a_pause_keeps_files_and_processes",
+		"test_lifecycle.py::test_a_snapshot_starts_sandboxes_with_its_files",
+		// It wants to be told of a registry that is asked for an image, and none is: test_refused.py. Where images are on, TestClusterImages is about them.
+		"test_lifecycle.py::test_S3_12_a_create_that_fails_raises_and_leaves_nothing",
+		// A life of four seconds, which may have passed by the time that a Pod is there when none waits.
+		"test_lifecycle.py::test_S3_35_a_client_that_is_killed_before_its_first_use_leaves_nothing_for_long",
+		// It wants to see no names of groups; with cgroup v1 a node's runtime shows its own.
+		"test_lifecycle.py::test_S3_44_the_processor_limit_is_felt_inside",
+		// What a template preloads is in a Pod's own memory, and more than its 64 MiB.
+		"test_lifecycle.py::test_a_small_sandbox_works",
+		// A hardened Pod has one user and no other.
+		"test_commands.py::test_S3_50_where_and_with_what_it_runs",
+		"test_files.py::test_files_as_another_user",
+		"test_files.py::test_many_files_with_modes_and_owners",
+		"test_files.py::test_permissions",
+		// The image of the tests has no Node.js.
+		"test_code.py::test_bash_and_javascript_keep_state",
+		"test_code.py::test_other_languages[javascript-console.log(6 * 7)-42]",
+		"test_code.py::test_other_languages[typescript-const x: number = 42; console.log(x)-42]",
+	}
 )
+
+// runOnPods runs files of a suite without the tests that are not for Pods. A file of which nothing is left would say nothing and pass, and so would a
+// test that is left out by a name which it has no more: both fail.
+func runOnPods(t *testing.T, command, env, without []string) {
+	t.Helper()
+	collect := exec.CommandContext(t.Context(), command[0], slices.Concat(command[1:], []string{"--collect-only"})...)
+	collect.Env = append(os.Environ(), env...)
+	out, err := collect.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", strings.Join(collect.Args, " "), err, out)
+	}
+	left := map[string][]string{} // tests by their file
+	for _, arg := range command {
+		if strings.HasSuffix(arg, ".py") {
+			left[filepath.Base(arg)] = nil
+		}
+	}
+	for line := range strings.Lines(string(out)) {
+		if file, _, ok := strings.Cut(line, "::"); ok {
+			left[file] = append(left[file], strings.TrimSpace(line))
+		}
+	}
+	for _, id := range without {
+		file, _, _ := strings.Cut(id, "::")
+		tests, named := left[file]
+		if !named {
+			continue // it is of another run of the suite
+		}
+		left[file] = nil
+		for _, test := range tests {
+			switch {
+			case !strings.HasPrefix(test, id):
+				left[file] = append(left[file], test)
+			case test != id && !strings.HasPrefix(test, id+"["): // pytest asks for no more than a beginning
+				t.Errorf("%s leaves out %s too", id, test)
+			}
+		}
+		if len(left[file]) == len(tests) {
+			t.Errorf("%s is left out, and there is no such test", id)
+		}
+		command = append(command, "--deselect="+id)
+	}
+	for file, tests := range left {
+		if len(tests) == 0 {
+			t.Errorf("nothing of %s is run", file)
+		}
+	}
+	runSuite(t, command, env)
+}

@@ -61,28 +61,38 @@ func TestClusterTheLeaderIsKilledMidCreate(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var wg sync.WaitGroup
-	asked := make(chan struct{}, 6)
+	asked, told := make(chan struct{}, 6), make(chan *client.Sandbox, 6)
 	for range 6 { // more than wait: some are claimed, others are made
 		wg.Go(func() {
 			asked <- struct{}{}
-			_, _ = leader.Create(ctx, client.CreateRequest{}) // whoever is told of a sandbox has one; the others are told of a failure
+			sb, err := leader.Create(ctx, client.CreateRequest{})
+			switch {
+			case err == nil:
+				told <- sb
+			case sb != nil:
+				t.Errorf("%v comes with the sandbox %s", err, sb.ID)
+			}
 		})
 	}
 	for range 6 {
 		<-asked
 	}
-	w.until(30*time.Second, "Pod that is being claimed", func() bool {
+	w.until(30*time.Second, "sandbox that is told of while others are made", func() bool {
 		claimed := 0
 		for _, p := range w.pods() {
 			if p.State == "claimed" {
 				claimed++
 			}
 		}
-		return claimed > 2
+		return claimed > 2 && len(told) > 0
 	})
 	leader.end(syscall.SIGKILL)
 	cancel()
 	wg.Wait()
+	close(told)
+	if len(told) == 6 {
+		t.Fatal("nothing was being made any more")
+	}
 
 	w.until(90*time.Second, "the sandbox at the other server", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -90,6 +100,14 @@ func TestClusterTheLeaderIsKilledMidCreate(t *testing.T) {
 		out, err := other.Sandbox(kept.ID).Run(ctx, client.RunRequest{Code: "kept + 1"})
 		return err == nil && out.Text() == "42"
 	})
+	for sb := range told { // whoever was told of a sandbox has one
+		w.until(time.Minute, "sandbox "+sb.ID+" at the other server", func() bool {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			out, err := other.Sandbox(sb.ID).Exec(ctx, client.ExecRequest{Command: "echo alive"})
+			return err == nil && out.Stdout == "alive\n"
+		})
+	}
 	made := other.create(client.CreateRequest{})
 	says(t, made, "echo alive", "alive")
 	w.until(time.Minute, "another leader", func() bool {

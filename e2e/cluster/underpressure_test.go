@@ -1,6 +1,7 @@
 package cluster_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -17,8 +18,11 @@ func TestClusterAnEvictedPodIsTold(t *testing.T) {
 	t.Cleanup(func() { w.cluster("evict", "200Mi") })
 	w.cluster("evict", "97%") // of the node's memory: more than is free anywhere, and not so much that its kubelet refuses to start
 	info := s.ended(sb.ID, 3*time.Minute)
-	if info.Cause != "evicted" {
+	if info.Cause != "evicted" || !strings.HasPrefix(info.Message, "its node evicted it: ") || !strings.Contains(info.Message, "memory") {
 		t.Errorf("it ended by %q: %s", info.Cause, info.Message)
 	}
-	t.Logf("it ended by %s: %s", info.Cause, info.Message)
+	if _, err := sb.Exec(t.Context(), client.ExecRequest{Command: "true"}); client.KindOf(err) != client.Gone || !strings.Contains(err.Error(), "evicted") {
+		t.Errorf("a later command is told %v", err)
+	}
+	w.noOrphans(s)
 }

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,7 +30,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	for _, name := range []string{"COVE_TEST_KUBECONFIG", "COVE_TEST_CLUSTER", "COVE_TEST_BIN", "COVE_TEST_IMAGE", "COVE_TEST_POD_IMAGE", "COVE_TEST_SERVER_RANGE"} {
+	for _, name := range []string{"COVE_TEST_KUBECONFIG", "COVE_TEST_CLUSTER", "COVE_TEST_BIN", "COVE_TEST_IMAGE", "COVE_TEST_POD_IMAGE", "COVE_TEST_SERVER_RANGE", "COVE_TEST_OUTSIDE"} {
 		if os.Getenv(name) == "" {
 			t.Skipf("no cluster: %s is not set; `make test-cluster` starts one", name)
 		}
@@ -335,6 +336,37 @@ func says(t *testing.T, sb *client.Sandbox, command, want string) {
 	if err != nil || strings.TrimSpace(out.Stdout) != want {
 		t.Fatalf("%s says %+v, %v", command, out, err)
 	}
+}
+
+// listen takes connections where the internet is, as far as sandboxes can tell.
+func listen(t *testing.T) (address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", net.JoinHostPort(os.Getenv("COVE_TEST_OUTSIDE"), "0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l.Addr().String()
+}
+
+// reaches asks until the answer has settled: a policy takes a moment to hold for a Pod that has just been claimed.
+func reaches(t *testing.T, from *client.Sandbox, address string) bool {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	host, port, _ := net.SplitHostPort(address)
+	code := fmt.Sprintf("import socket\ntry:\n    socket.create_connection((%q, %s), 2).close(); print('yes')\nexcept OSError:\n    print('no')", host, port)
+	said := ""
+	for same := 0; same < 3; same++ {
+		out, err := from.Run(ctx, client.RunRequest{Code: code})
+		if err != nil || out.Stdout != "yes\n" && out.Stdout != "no\n" {
+			t.Fatalf("whether %s is reached is not told: %+v, %v", address, out, err)
+		}
+		if out.Stdout != said {
+			said, same = out.Stdout, 0
+		}
+	}
+	return said == "yes\n"
 }
 
 // stream runs a command that prints a line again and again, and tells when each has come.

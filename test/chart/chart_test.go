@@ -4,11 +4,13 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -192,6 +194,42 @@ func TestAvailability(t *testing.T) {
 	found := find[policyv1.PodDisruptionBudget](t, render(t, plain["cove-ha.yaml"]), "PodDisruptionBudget")
 	if len(found) != 1 || found[0].Spec.MaxUnavailable.IntValue() != 1 {
 		t.Errorf("budgets of two servers are %+v", found)
+	}
+}
+
+func TestAnAutoscalerHasTheSayOverHowManyServersThereAre(t *testing.T) {
+	if found := find[autoscalingv2.HorizontalPodAutoscaler](t, render(t, plain["cove-ha.yaml"]), "HorizontalPodAutoscaler"); len(found) != 0 {
+		t.Errorf("unasked there is %+v", found)
+	}
+	text := render(t, object{
+		"adminKey": object{"existingSecret": "cove-admin"}, "database": object{"existingSecret": "cove-database"},
+		"autoscaling": object{"enabled": true, "minReplicas": 3, "maxReplicas": 9},
+	})
+	found := find[autoscalingv2.HorizontalPodAutoscaler](t, text, "HorizontalPodAutoscaler")
+	deployments := find[appsv1.Deployment](t, text, "Deployment")
+	if len(found) != 1 || len(deployments) != 1 {
+		t.Fatalf("there are %d autoscalers of %d deployments", len(found), len(deployments))
+	}
+	least, load, window := int32(3), int32(70), int32(600)
+	want := autoscalingv2.HorizontalPodAutoscalerSpec{
+		ScaleTargetRef: autoscalingv2.CrossVersionObjectReference{APIVersion: "apps/v1", Kind: "Deployment", Name: deployments[0].Name},
+		MinReplicas:    &least, MaxReplicas: 9,
+		Metrics: []autoscalingv2.MetricSpec{{Type: autoscalingv2.ResourceMetricSourceType, Resource: &autoscalingv2.ResourceMetricSource{
+			Name: corev1.ResourceCPU, Target: autoscalingv2.MetricTarget{Type: autoscalingv2.UtilizationMetricType, AverageUtilization: &load},
+		}}},
+		Behavior: &autoscalingv2.HorizontalPodAutoscalerBehavior{ScaleDown: &autoscalingv2.HPAScalingRules{StabilizationWindowSeconds: &window}},
+	}
+	if found[0].Namespace != deployments[0].Namespace || !reflect.DeepEqual(found[0].Spec, want) {
+		t.Errorf("it is %+v", found[0])
+	}
+	if deployments[0].Spec.Replicas != nil {
+		t.Errorf("every upgrade would go back to %d servers", *deployments[0].Spec.Replicas)
+	}
+	if c := deployments[0].Spec.Template.Spec.Containers[0]; c.Resources.Requests.Cpu().IsZero() {
+		t.Error("without a request of processors there is nothing to take a share of")
+	}
+	if budgets := find[policyv1.PodDisruptionBudget](t, text, "PodDisruptionBudget"); len(budgets) != 1 || deployments[0].Spec.Strategy.Type != appsv1.RollingUpdateDeploymentStrategyType {
+		t.Errorf("so many servers have budgets %+v and are replaced by %s", budgets, deployments[0].Spec.Strategy.Type)
 	}
 }
 

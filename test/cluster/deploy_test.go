@@ -158,26 +158,27 @@ func (d *deployed) apart(t *testing.T) {
 		return sandbox, d.cluster.must(t, "get", "pods", "-n", "cove-sandboxes", "-l", "cove.dev/sandbox="+sandbox.ID, "-o", "jsonpath={.items[0].status.podIP}")
 	}
 	open, address := start(nil)
-	closed, _ := start(&client.Network{Mode: "none"})
-	agent := net.JoinHostPort(address, "7070")
+	closed, other := start(&client.Network{Mode: "none"})
+	agent := func(pod string) string { return net.JoinHostPort(pod, "7070") } // where the server reaches it, with every command of these tests
 
 	for name, c := range map[string]struct {
 		from *client.Sandbox
 		to   string
 		want bool
 	}{
-		"the internet":                      {open, outside, true},
-		"a private network":                 {open, inside, false},
-		"the API server":                    {open, nodeAddress + ":6443", false},
-		"the API server's Service":          {open, serviceAddress + ":443", false},
-		"the internet, without any network": {closed, outside, false},
-		"another sandbox":                   {closed, agent, false},
+		"the internet":                         {open, outside, true},
+		"a private network":                    {open, inside, false},
+		"the API server":                       {open, nodeAddress + ":6443", false},
+		"the API server's Service":             {open, serviceAddress + ":443", false},
+		"another sandbox":                      {open, agent(other), false},
+		"the internet, without any network":    {closed, outside, false},
+		"another sandbox, without any network": {closed, agent(address), false},
 	} {
 		if got := reaches(t, c.from, c.to); got != c.want {
 			t.Errorf("a sandbox reaches %s: %v", name, got)
 		}
 	}
-	if err := reach(t.Context(), agent); err == nil {
+	if err := reach(t.Context(), agent(address)); err == nil {
 		t.Error("a program outside the cluster reaches a sandbox's agent")
 	}
 }
@@ -202,7 +203,14 @@ func reaches(t *testing.T, from *client.Sandbox, address string) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return strings.TrimSpace(said) == "yes"
+	switch strings.TrimSpace(said) {
+	case "yes":
+		return true
+	case "no":
+		return false
+	}
+	t.Fatalf("whether %s is reached is not told: %q", address, said)
+	return false
 }
 
 // gone tells that no Pod is of a sandbox any more.

@@ -126,7 +126,7 @@ func env(_ context.Context, c *cluster, _ []string) error {
 	file := c.path("kubeconfig")
 	pairs := [][2]string{
 		{"COVE_TEST_KUBECONFIG", file}, {"COVE_TEST_CLUSTER", c.dir}, {"COVE_TEST_POD_IMAGE", sandboxImage}, {"COVE_TEST_IMAGE", coveImage},
-		{"COVE_TEST_SERVER_RANGE", hostAddress + "/32"},
+		{"COVE_TEST_SERVER_RANGE", hostAddress + "/32"}, {"COVE_TEST_OUTSIDE", outsideAddress},
 	}
 	if c.bare {
 		pairs = nil // those are for tests that need Pods to run

@@ -2,11 +2,14 @@
 
 import importlib.metadata
 import os
+import pathlib
+import re
 import uuid
 
 import pytest
 from suite import aeventually, eventually, note  # noqa: F401 tests take the first two from here
 
+import k8s_agent_sandbox
 from k8s_agent_sandbox import SandboxClient
 from k8s_agent_sandbox.models import SandboxDirectConnectionConfig, SandboxLocalTunnelConnectionConfig
 
@@ -14,6 +17,18 @@ VERSION = tuple(int(part) for part in importlib.metadata.version("k8s-agent-sand
 POOL = "python-3.12"  # a name that the server maps to a template of its own
 NAMESPACE = "agent-sandboxes"
 WAY = os.environ.get("AGENT_SANDBOX_WAY", "direct")
+# Which client this run is about, by the folder of its lock file. Without a word it is the one that the path leads to.
+CLIENT = os.environ.get("AGENT_SANDBOX_CLIENT") or "".join(re.findall(r"agentsandbox-(v\d+)-", os.environ.get("PYTHONPATH", ""))) or "newest"
+
+
+def pytest_configure():
+    """An older client is laid over the newest by a path: where that fails, all tests would run with the newest and pass."""
+    lock = pathlib.Path(__file__).parent.parent / CLIENT / "requirements.lock"
+    wanted = re.search(r"^k8s-agent-sandbox(?:\[[^]]*\])?==(\S+)", lock.read_text(), re.MULTILINE)[1]
+    found = importlib.metadata.distribution("k8s-agent-sandbox")
+    loaded = pathlib.Path(k8s_agent_sandbox.__file__).parent
+    if found.version != wanted or loaded != pathlib.Path(found.locate_file("k8s_agent_sandbox")):
+        raise pytest.UsageError(f"this run is about the client {wanted} of {CLIENT}, and {loaded} is loaded, of {found.version}")
 
 
 def pytest_collection_modifyitems(items):
