@@ -285,6 +285,10 @@ func pair(t *testing.T, handler http.Handler) (*book, *server, *server) {
 	second := start(t, b, shared, "b", nil)
 	first.domain.has[one], second.domain.has[two] = true, true
 	b.change(func() { b.owners[one], b.owners[two], b.owners[three] = first.Me(), second.Me(), "svdead" })
+	soon(t, "the first knows the second", func() bool {
+		status, _, _ := ask(t, first, "/sandboxes/"+two)
+		return status == http.StatusOK
+	})
 	return b, first, second
 }
 
