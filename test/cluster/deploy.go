@@ -8,10 +8,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 const (
@@ -74,7 +76,22 @@ func (c *cluster) deploy(ctx context.Context, values ...string) (url, key string
 		return "", "", err
 	}
 	address, err := c.kubectl(ctx, "get", "service", "-n", serverSpace, "cove", "-o", "jsonpath={.spec.clusterIP}")
-	return "http://" + net.JoinHostPort(strings.TrimSpace(address), "3000"), key, err
+	if err != nil {
+		return "", "", err
+	}
+	url = "http://" + net.JoinHostPort(strings.TrimSpace(address), "3000")
+	// A node learns of a Service's Pods a moment after they are ready.
+	return url, key, until(ctx, 30*time.Second, "the server behind its Service", func(ctx context.Context) (bool, error) {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/healthz", nil)
+		if err != nil {
+			return false, err
+		}
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			return false, err
+		}
+		return resp.StatusCode == http.StatusOK, resp.Body.Close()
+	})
 }
 
 // whyNotServed is what a person would ask for first.
