@@ -38,9 +38,8 @@ def test_a_fork_is_refused_and_nothing_is_made(make, tag):
 
 
 def test_a_template_of_ones_own_is_refused(tag):
-    with pytest.raises(BuildException) as refused:
+    with pytest.raises(BuildException, match="driver cannot make templates"):
         Template.build(Template().from_base_image().set_envs({"A": "b"}), tag)
-    assert len(str(refused.value)) > 10
     with pytest.raises(SandboxException, match="404"):
         Sandbox.create(tag)
 

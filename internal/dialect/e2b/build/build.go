@@ -28,6 +28,7 @@ const killFor = 30 * time.Second
 
 // Sandboxes is what a build asks of the domain.
 type Sandboxes interface {
+	Caps() sandbox.Caps
 	Create(ctx context.Context, p auth.Principal, spec sandbox.Spec) (sandbox.Sandbox, bool, error)
 	Exec(ctx context.Context, p auth.Principal, id string, params agentapi.ExecParams) (*agentapi.Stream, error)
 	Agent(ctx context.Context, p auth.Principal, id string) (*agentapi.Client, error)

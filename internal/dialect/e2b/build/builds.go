@@ -90,6 +90,9 @@ func (b *Builder) requestBuild(c *call) error {
 	if err != nil {
 		return err
 	}
+	if caps := b.sandboxes.Caps(); !caps.Snapshot {
+		return fault.New(fault.Unsupported, "the %s driver cannot make templates of sandboxes; the server's operator names templates in its configuration", caps.Name)
+	}
 	if ns, alias, ok := strings.Cut(name, "/"); ok {
 		if ns != Namespace(c.who.Tenant) {
 			return fault.New(fault.Denied, "the namespace '%s' is not yours; yours is '%s'", ns, Namespace(c.who.Tenant))

@@ -3,6 +3,7 @@ package build_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -266,6 +267,11 @@ func TestListings(t *testing.T) {
 				t.Errorf("%s: %d %v", path, status, out)
 			}
 		}
+		w.domain.fixed = true
+		if status, out := w.ask("POST", "/v3/templates", js{"name": "b"}); status != http.StatusNotImplemented || !strings.Contains(fmt.Sprint(out), "cannot make templates") {
+			t.Errorf("%d %v", status, out)
+		}
+		w.domain.fixed = false
 		if status, out := w.ask("PATCH", "/v2/templates/a", js{"public": true}); status != http.StatusNotImplemented {
 			t.Errorf("%d %v", status, out)
 		}
