@@ -237,27 +237,23 @@ func (m *Manager) start(ctx context.Context, e *entry, pl plan) error {
 		return m.unmake(ctx, e, err)
 	}
 	defer free()
-	// The row is written while the driver works. A crash leaves a row that Open ends, an instance that it stops, or both.
-	// Who learns of its end meanwhile records that once the row is there.
-	inserted, born := make(chan error, 1), e.record()
-	if e.server != "" {
-		born.MostOfTenant = m.cfg.MaxPerTenant
-		if e.key != "" || e.idem != "" { // another server may be making the same: the rows decide who does, before anything is made
-			if err := m.reserve(ctx, e, born); err != nil {
-				return err
-			}
-			inserted <- nil
-		}
+	if e.server != "" && (e.key != "" || e.idem != "") { // another server may be making the same: the rows decide who does, before anything is made
+		err = m.reserve(ctx, e)
+	} else {
+		defer m.enrollBeside(ctx, e, cancel)()
 	}
-	m.insert(ctx, e, born, inserted, cancel)
+	if err != nil {
+		return err
+	}
 	m.clock.update(e)
 	req := pl.request
 	req.ID, req.Deadline, req.Env = e.id, e.driverDeadline(), withID(req.Env, pl.idEnv, e.id)
 	err = m.startWithin(startCtx, m.cfg.StartTimeout, req)
-	if unrecorded := <-inserted; unrecorded != nil {
+	began, unrecorded := m.enrollStarted(ctx, e, err == nil && startCtx.Err() == nil)
+	if unrecorded != nil {
 		return m.discard(ctx, e, fmt.Errorf("record sandbox %s: %w", e.id, unrecorded))
 	}
-	if err == nil {
+	if err == nil && !began {
 		err = m.launched(startCtx, e)
 	}
 	if err != nil {
@@ -267,20 +263,52 @@ func (m *Manager) start(ctx context.Context, e *entry, pl plan) error {
 	return nil
 }
 
-// insert writes the first row of a sandbox beside its start, unless that is done.
-func (m *Manager) insert(ctx context.Context, e *entry, born Record, inserted chan<- error, cancel context.CancelFunc) {
-	if len(inserted) > 0 {
-		return
+// rowAfter is how long a start may take, on a server that is alone, before there is a row of it. Most are over by then and are
+// written once instead of twice: what else takes processor time makes a start slower.
+const rowAfter = 25 * time.Millisecond
+
+// enrollBeside has the first row of a sandbox written while its driver works, and cancels the start if it cannot be. A crash leaves
+// a row that Open ends, an instance that it stops, or both. Whoever has something to record before there is a row writes both.
+func (m *Manager) enrollBeside(ctx context.Context, e *entry, cancel context.CancelFunc) (stop func()) {
+	born, after := e.record(), rowAfter
+	if e.server != "" { // the others ask the rows what there is
+		born.MostOfTenant, after = m.cfg.MaxPerTenant, 0
 	}
 	e.saving.Lock()
-	go func() {
+	e.unborn = &born
+	e.saving.Unlock()
+	timer := time.AfterFunc(after, func() {
+		e.saving.Lock()
 		defer e.saving.Unlock()
-		err := m.write(ctx, born, m.store.Insert, LifecycleEvent{Type: LifecycleCreated})
-		if err != nil {
+		if m.enroll(ctx, e) != nil {
 			cancel()
 		}
-		inserted <- err
-	}()
+	})
+	return func() { timer.Stop() }
+}
+
+// enroll writes the first row of a sandbox, unless somebody has, with what has happened to it beside its creation; called with
+// saving held.
+func (m *Manager) enroll(ctx context.Context, e *entry, more ...LifecycleEvent) error {
+	if e.unborn == nil {
+		return e.unwritten
+	}
+	born := *e.unborn
+	e.unborn = nil
+	e.unwritten = m.write(ctx, born, m.store.Insert, append([]LifecycleEvent{{Type: LifecycleCreated, At: born.CreatedAt}}, more...)...)
+	return e.unwritten
+}
+
+// enrollStarted sees to it that there is a row of a sandbox whose start is over. One that runs and has none yet begins in that row.
+func (m *Manager) enrollStarted(ctx context.Context, e *entry, runs bool) (began bool, err error) {
+	e.saving.Lock()
+	defer e.saving.Unlock()
+	if !runs || e.unborn == nil || !e.begin() {
+		return false, m.enroll(ctx, e)
+	}
+	now := e.record()
+	e.unborn.State, e.unborn.StartedAt, e.unborn.LastUsed = StateRunning, now.StartedAt, now.LastUsed
+	return true, m.enroll(ctx, e, LifecycleEvent{Type: LifecycleStarted, At: now.StartedAt})
 }
 
 // withID is an environment with the sandbox's id in one variable, if that has a name.

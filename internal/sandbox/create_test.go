@@ -88,10 +88,30 @@ func TestCreate(t *testing.T) {
 				seen[id] = true
 			}
 		},
-		"one create writes twice": func(t *testing.T, w *world) {
-			w.create(sandbox.Spec{})
-			if n := w.store.count("insert") + w.store.count("save running"); n != 2 || w.store.count("save starting") != 0 {
-				t.Fatalf("%d writes, want 2", n)
+		"one create writes once": func(t *testing.T, w *world) {
+			sb := w.create(sandbox.Spec{})
+			if inserts, saves := w.store.count("insert"), w.store.count("save running"); inserts != 1 || saves != 0 {
+				t.Fatalf("%d inserts and %d saves, want 1 and none", inserts, saves)
+			}
+			if row, err := w.store.Get(t.Context(), sb.ID); err != nil || row.State != sandbox.StateRunning || !row.StartedAt.Equal(sb.StartedAt) {
+				t.Fatalf("the row is %s since %v, not running since %v: %v", row.State, row.StartedAt, sb.StartedAt, err)
+			}
+		},
+		"a start that takes its time is recorded before it is over": func(t *testing.T, w *world) {
+			w.driver.onStart = slow
+			done := make(chan sandbox.Sandbox)
+			go func() { done <- w.create(sandbox.Spec{}) }()
+			time.Sleep(time.Second / 2)
+			if all := w.all(); len(all) != 1 || all[0].State != sandbox.StateStarting {
+				t.Fatalf("half way there is %+v, not one that starts", all)
+			}
+			sb := <-done
+			if inserts, saves := w.store.count("insert"), w.store.count("save running"); inserts != 1 || saves != 1 {
+				t.Fatalf("%d inserts and %d saves, want one of each", inserts, saves)
+			}
+			want := []sandbox.LifecycleType{sandbox.LifecycleCreated, sandbox.LifecycleStarted}
+			if diff := cmp.Diff(want, w.events(sandbox.EventQuery{Sandbox: sb.ID})); diff != "" {
+				t.Fatal(diff)
 			}
 		},
 		"a caller without a tenant is not known": func(t *testing.T, w *world) {
@@ -554,6 +574,7 @@ func TestFailedCreate(t *testing.T) {
 			w.create(sandbox.Spec{Key: "k"})
 		},
 		"a start that cannot be recorded is undone": func(t *testing.T, w *world) {
+			w.driver.onStart = slow
 			w.store.failWith(failing("save running", 1, errBoom))
 			if _, _, err := w.Create(t.Context(), acme, sandbox.Spec{}); !errors.Is(err, errBoom) {
 				t.Fatalf("error is %v", err)
@@ -561,6 +582,7 @@ func TestFailedCreate(t *testing.T) {
 			w.wantEnded(w.all()[0].ID, sandbox.CauseStartFail)
 		},
 		"a failed start that cannot be stopped at once is stopped later": func(t *testing.T, w *world) {
+			w.driver.onStart = slow
 			w.driver.failWith(failing("stop", 2, errBoom))
 			w.store.failWith(failing("save running", 1, errBoom))
 			if _, _, err := w.Create(t.Context(), acme, sandbox.Spec{}); !errors.Is(err, errBoom) {
@@ -570,22 +592,25 @@ func TestFailedCreate(t *testing.T) {
 			w.wantEnded(w.all()[0].ID, sandbox.CauseStartFail)
 		},
 		"a sandbox killed while it starts ends as killed": func(t *testing.T, w *world) {
-			w.driver.onStart = slow
-			var wg sync.WaitGroup
-			wg.Go(func() {
-				if _, _, err := w.Create(t.Context(), acme, sandbox.Spec{}); !fault.Is(err, fault.Gone) {
-					t.Errorf("error is %v", err)
+			for _, after := range []time.Duration{0, time.Second / 2} { // before there is a row of it, and when there is one
+				var id string
+				w.driver.onStart = func(ctx context.Context, req sandbox.StartRequest) error { id = req.ID; return slow(ctx, req) }
+				var wg sync.WaitGroup
+				wg.Go(func() {
+					if _, _, err := w.Create(t.Context(), acme, sandbox.Spec{}); !fault.Is(err, fault.Gone) {
+						t.Errorf("error is %v", err)
+					}
+				})
+				time.Sleep(after)
+				synctest.Wait()
+				_, err := w.Agent(t.Context(), acme, id)
+				wantKind(t, err, fault.Conflict)
+				if sb, err := w.Kill(t.Context(), acme, id); err != nil || sb.Cause != sandbox.CauseKilled {
+					t.Errorf("kill: %s, %v", sb.Cause, err)
 				}
-			})
-			synctest.Wait()
-			id := w.all()[0].ID
-			_, err := w.Agent(t.Context(), acme, id)
-			wantKind(t, err, fault.Conflict)
-			if sb, err := w.Kill(t.Context(), acme, id); err != nil || sb.Cause != sandbox.CauseKilled {
-				t.Errorf("kill: %s, %v", sb.Cause, err)
+				wg.Wait()
+				w.wantEnded(id, sandbox.CauseKilled)
 			}
-			wg.Wait()
-			w.wantEnded(id, sandbox.CauseKilled)
 		},
 		"a sandbox that dies while it starts tells why": func(t *testing.T, w *world) {
 			w.driver.onStart = func(ctx context.Context, req sandbox.StartRequest) error {

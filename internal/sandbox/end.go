@@ -118,6 +118,7 @@ func (m *Manager) record(ctx context.Context, e *entry, end Ended) {
 func (m *Manager) settle(ctx context.Context, e *entry) bool {
 	defer e.settle()
 	e.saving.Lock()
+	_ = m.enroll(ctx, e) // without a row there is nothing to write to, as Save says
 	r := e.record()
 	sb := r.Sandbox
 	event := LifecycleEvent{Type: LifecycleEnded, At: sb.EndedAt, Cause: sb.Cause, Message: sb.CauseMessage}

@@ -19,7 +19,10 @@ type entry struct {
 	ended   chan struct{} // closed when its end is recorded
 	tried   chan struct{} // closed when its end has been recorded or that has failed once
 
-	saving  sync.Mutex    // held while its row is written
+	saving    sync.Mutex // held while its row is written; guards the two below
+	unborn    *Record    // its first row, while that is not written
+	unwritten error      // why that could not be
+
 	changes chan struct{} // a lock that a caller can give up: held over a change and the driver's answer to it
 	kernels chan struct{} // another: held while a kernel is made
 

@@ -108,9 +108,12 @@ func (m *Manager) lose(e *entry) {
 var errHeld = errors.New("another server has a sandbox with that key")
 
 // reserve writes the row of a sandbox before it is made, since its key may be another server's already.
-func (m *Manager) reserve(ctx context.Context, e *entry, born Record) error {
+func (m *Manager) reserve(ctx context.Context, e *entry) error {
+	born := e.record()
+	born.MostOfTenant = m.cfg.MaxPerTenant
 	e.saving.Lock()
-	err := m.write(ctx, born, m.store.Insert, LifecycleEvent{Type: LifecycleCreated})
+	e.unborn = &born
+	err := m.enroll(ctx, e)
 	e.saving.Unlock()
 	switch {
 	case err == nil:

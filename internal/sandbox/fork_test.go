@@ -292,7 +292,7 @@ func TestFork(t *testing.T) {
 			w.driver.onStop = func(string) { time.Sleep(time.Second) }
 			var wg sync.WaitGroup
 			wg.Go(func() { _, _, _ = w.Create(t.Context(), acme, sandbox.Spec{}) })
-			synctest.Wait()
+			time.Sleep(time.Second / 2)
 			id := w.all()[0].ID
 			_, err := w.Fork(t.Context(), acme, id, sandbox.ForkSpec{Count: 1})
 			wantKind(t, err, fault.Conflict)

@@ -250,6 +250,9 @@ func (m *Manager) enter() (leave func(), err error) {
 func (m *Manager) save(ctx context.Context, e *entry, events ...LifecycleEvent) error {
 	e.saving.Lock()
 	defer e.saving.Unlock()
+	if err := m.enroll(ctx, e); err != nil {
+		return err
+	}
 	r := e.record()
 	if r.State == StateEnded {
 		return fault.Wrap(fault.Conflict, goneError(r.Sandbox), "sandbox %s has ended", e.id)

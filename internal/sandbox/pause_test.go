@@ -763,7 +763,7 @@ func TestPausedRecovery(t *testing.T) {
 		"a resume that the row does not know is the driver's to tell": func(t *testing.T, w *world) {
 			id := w.create(sandbox.Spec{Lifetime: time.Minute}).ID
 			w.pause(id, sandbox.PauseSpec{})
-			w.store.failWith(failing("save running", 2, errBoom)) // the first was the start
+			w.store.failWith(failing("save running", 1, errBoom))
 			if _, err := w.Resume(t.Context(), acme, id, 0); !errors.Is(err, errBoom) {
 				t.Fatalf("error is %v", err)
 			}

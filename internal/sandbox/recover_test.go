@@ -45,7 +45,7 @@ func TestRecovery(t *testing.T) {
 		},
 		"the driver's deadline is the true one": func(t *testing.T, w *world) {
 			id := w.create(sandbox.Spec{Lifetime: time.Minute}).ID
-			w.store.failWith(failing("save running", 2, errBoom)) // the first was the start
+			w.store.failWith(failing("save running", 1, errBoom))
 			if _, err := w.SetLifetime(t.Context(), acme, id, time.Hour); !errors.Is(err, errBoom) {
 				t.Fatalf("error is %v", err)
 			}
