@@ -774,6 +774,9 @@ def safe_repr(value):
 # --- running code -----------------------------------------------------------------------------------------------------
 
 SIMPLE = (int, bool, str, bytes)
+# Those that may be printed by repr when they are short, and what may be in them.
+PLAIN = (dict, list, tuple, float)
+SHORT = {int, bool, str, bytes, float, type(None)}
 AWAITABLE = getattr(ast, "PyCF_ALLOW_TOP_LEVEL_AWAIT", 0)
 CO_COROUTINE = 0x80
 HALF_TYPED = 0x4000 | 0x200  # compiler flags that codeop sets for code which is still being typed
@@ -815,6 +818,24 @@ def run_nodes(tree, name, flags, namespace, loop, interactive):
         last = ast.Expression(body.pop().value)
     head_code = compile(tree, name, "exec", flags) if body else None
     last_code = compile(last, name, "eval", flags) if last is not None else None
+    return run_programs(head_code, last_code, namespace, loop)
+
+
+def compile_apart(source, name, flags):
+    """The statements of a cell that ends in an expression on a line of its own, and that expression, both compiled; None for
+    others, and wherever that is not certain. Without a tree of Python objects in between, which costs as much as the rest."""
+    head, newline, last = source.rstrip().rpartition("\n")
+    if not last or last[0].isspace() or ";" in last or "__future__" in source:
+        return None
+    try:
+        # An expression that is whole does not begin inside of something. What comes before it must be whole as well.
+        last_code = compile("\n" * source.count("\n", 0, len(head) + 1) + last, name, "eval", flags, True)
+        return compile(head + newline, name, "exec", flags, True) if head else None, last_code
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return None
+
+
+def run_programs(head_code, last_code, namespace, loop):
     if head_code is not None:
         if head_code.co_flags & CO_COROUTINE:
             loop.run(eval(head_code, namespace))
@@ -1096,15 +1117,42 @@ def make_ipython(kernel):
         def compute_format_data(self, result):
             # Nobody has anything but text/plain for these unless a formatter was registered for them by hand.
             kind = type(result)
-            if kind in SIMPLE and not any(kind in printers for printers in self.rich):
-                if self.plain.get(kind) is self.plain_at_start.get(kind):
-                    return {"text/plain": repr(result)}, {}
+            if kind in SIMPLE and not self.changed(kind):
+                return {"text/plain": repr(result)}, {}
+            text = self.short(result) if kind in PLAIN and not kernel.rich and not self.changed(kind) else None
+            if text is not None:
+                return {"text/plain": text}, {}
             return self.shell.display_formatter.format(result)
+
+        def changed(self, kind):
+            """Whether somebody has registered another formatter for a type than it had."""
+            return any(kind in printers for printers in self.rich) or self.plain.get(kind) is not self.plain_at_start.get(kind)
+
+        def short(self, value):
+            """What IPython prints for a container that fits into a line and has nothing but simple values, or a number; None for others."""
+            inside = (value,)
+            if type(value) is not float:
+                if len(value) > 40:
+                    return None
+                if type(value) is dict:
+                    if release.version_info[0] < 8:  # some of them sort the keys
+                        return None
+                    inside = (*value, *value.values())
+                else:
+                    inside = value
+            kinds = set(map(type, inside))
+            if not kinds <= SHORT or any(map(self.changed, kinds)):
+                return None
+            formatter, text = self.formatter, repr(value)
+            if len(text) > formatter.max_width or formatter.float_format != "%r" or not formatter.pprint:
+                return None
+            return text
 
         def remember_formatters(self):
             formatters = self.shell.display_formatter.formatters
             self.rich = [f.type_printers for mime, f in formatters.items() if mime != "text/plain"]
-            self.plain = formatters["text/plain"].type_printers
+            self.formatter = formatters["text/plain"]
+            self.plain = self.formatter.type_printers
             self.plain_at_start = dict(self.plain)
 
         def write_output_prompt(self):
@@ -1274,20 +1322,32 @@ def make_ipython(kernel):
         def run(self, code, silent):
             shell = self.shell
             number = shell.execution_count
-            cell, name, tree = self.parse(code, number)
+            flags = shell.compile.flags & ~HALF_TYPED | AWAITABLE
+            show = not silent and shell.ast_node_interactivity != "none"
+            last = show and shell.ast_node_interactivity in ("last_expr", "last")
+            python = self.is_python(code)
+            if python and last and not shell.ast_transformers:
+                cell = code if code.endswith("\n") else code + "\n"
+                programs = compile_apart(cell, shell.compile.cache(cell, number, raw_code=code), flags)
+                if programs is not None:
+                    self.count_up(number, cell, code)
+                    return run_programs(*programs, shell.user_ns, self.loop)
+            cell, name, tree = self.parse(code, number, python)
             if not silent:
-                shell.execution_count = number + 1  # displayhook numbers its variables by this minus one
-                shell.history_manager.store_inputs(number, cell, code)
+                self.count_up(number, cell, code)
             if shell.ast_transformers:
                 tree = shell.transform_ast(tree)
-            show = not silent and shell.ast_node_interactivity != "none"
-            if show and shell.ast_node_interactivity not in ("last_expr", "last"):
+            if show and not last:
                 return self.run_all(tree, name)
-            return run_nodes(tree, name, shell.compile.flags & ~HALF_TYPED | AWAITABLE, shell.user_ns, self.loop, show)
+            return run_nodes(tree, name, flags, shell.user_ns, self.loop, show)
 
-        def parse(self, code, number):
+        def count_up(self, number, cell, code):
+            self.shell.execution_count = number + 1  # displayhook numbers its variables by this minus one
+            self.shell.history_manager.store_inputs(number, cell, code)
+
+        def parse(self, code, number, python):
             shell = self.shell
-            if self.is_python(code):
+            if python:
                 try:
                     return self.parse_cell(code if code.endswith("\n") else code + "\n", code, number)
                 except SyntaxError:

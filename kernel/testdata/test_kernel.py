@@ -102,6 +102,23 @@ class Protocol(Claims):
         self.assertEqual(results(self.kernel.run("5;  # why")), [])
         self.assertEqual(self.kernel.value("'a;'"), "'a;'")
 
+    def test_the_value_of_a_cell_is_its_last_expression(self):
+        for code, value in (
+            ("a = 1\n\n\na + 1", "2"), ("a = 1\r\na", "1"), ("if True:\n    a = 3\na\n\n", "3"), ("a = 4\na # why", "4"),
+            ("def f():\n    return 5\n\nf()  \n", "5"), ("a = (1,\n2)\na[\n1]", "2"), ('"""x\ny"""', "'x\\ny'"), ("a = 6; a", "6"),
+            ("a = 7 \\\n+ 1\na", "8"), ("for a in range(3):\n    pass\nelse: a = 9\na", "9"), ('a = """\n1"""\na', "'\\n1'"),
+            ("# first\na = 10\na", "10"), ("\n\n11", "11"), ("a = 12 # \\\na", "12"), ('f"""{\n13}"""', "'13'"),
+        ):
+            self.assertEqual(self.kernel.value(code), value, code)
+        for code in ("a = 1\n# a", "a = 1\na = 2", "a = 1\n  # a", 'x = """\n1\n"""', "if True:\n    1", "def f():\n    1\n    2", "a = (\n1)"):
+            self.assertEqual(results(self.kernel.run(code)), [], code)
+
+    def test_a_line_that_fails_is_told_by_its_number(self):
+        text = "\n".join(self.fails("a = 1\n\n\na / 0\n", "ZeroDivisionError")["traceback"])
+        self.assertRegex(text, r"line 4|---?> 4 a / 0")
+        text = "\n".join(self.fails("a = 1\na / 0\na", "ZeroDivisionError")["traceback"])
+        self.assertRegex(text, r"line 2|---?> 2 a / 0")
+
     def test_an_empty_cell_is_a_cell(self):
         self.assertEqual(kinds(self.kernel.run("")), ["started", "end"])
         self.assertEqual(kinds(self.kernel.run(" \n ")), ["started", "end"])
@@ -827,6 +844,22 @@ class WithIPython(Claims):
         kernel = self.own()
         kernel.run("get_ipython().display_formatter.formatters['text/html'].for_type(int, lambda n: '<b>%d</b>' % n)")
         self.assertEqual(results(kernel.run("5"))[0]["data"], {"text/plain": "5", "text/html": "<b>5</b>"})
+
+    def test_short_values_look_as_ipython_prints_them(self):
+        kernel = self.own()
+        values = ("{}", "[]", "()", "(1,)", "{'b': 1.5, 'a': None}", r"['x\n', b'y', True]", "3.14", "float('nan')", "1e100", "-0.0", "['a' * 75]",
+                  "['a' * 76]", "['a' * 74, 'b']", "{'k': 'v' * 70}", "{'k': 'v' * 72}", "[[1]]", "{'a': {'b': 1}}", "{3: {2, 1}}", "[1] * 26", "[1] * 27",
+                  "[0.1] * 16", "list(range(100))", r"['\u2028', 'é']", "type('L', (list,), {})([1])", "collections.OrderedDict(a=1)", "(None, 1)")
+        kernel.run("from IPython.lib.pretty import pretty\nimport collections")
+        for value in values:
+            printed = bytes.fromhex(kernel.value("pretty(%s).encode().hex()" % value)[1:-1]).decode()
+            self.assertEqual(kernel.value(value), printed, value)
+        kernel.run("%precision 2")
+        self.assertEqual([kernel.value(v) for v in ("1.23456", "[1.23456]", "{'a': 1.23456}", "['a']")], ["1.23", "[1.23]", "{'a': 1.23}", "['a']"])
+        kernel.run("%precision\nget_ipython().display_formatter.formatters['text/plain'].for_type(float, lambda x, p, c: p.text('!'))")
+        self.assertEqual([kernel.value(v) for v in ("1.5", "[1.5]", "(1, 1.5)", "(1, 2)")], ["!", "[!]", "(1, !)", "(1, 2)"])
+        kernel.run("get_ipython().display_formatter.formatters['text/html'].for_type(dict, lambda d: '<b>')")
+        self.assertEqual(results(kernel.run("{'a': 1}"))[0]["data"], {"text/plain": "{'a': 1}", "text/html": "<b>"})
 
     def test_there_is_one_thread(self):
         kernel = self.own()
