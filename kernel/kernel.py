@@ -1834,14 +1834,15 @@ class Kernel:
         os.register_at_fork(after_in_child=self.after_fork_in_child)
         return self.channel.sock
 
-    def serve(self):
-        """Answer requests until the socket closes. Does not return."""
+    def serve(self, ready=False):
+        """Answer requests until the socket closes. Does not return. Somebody may have said already that it is ready."""
         for path in reversed((os.environ.get("PYTHONPATH") or "").split(os.pathsep)):
             if path and path not in sys.path:
                 sys.path.insert(1, path)
         status = 0
         try:
-            self.say_ready()
+            if not ready:
+                self.say_ready()
             while True:
                 frame = self.channel.receive()
                 if frame is None:
@@ -1857,8 +1858,10 @@ class Kernel:
         self.finish(status)
 
     def say_ready(self, **more):
-        ready = dict(type="ready", pid=os.getpid(), message=self.shell.name, **more)
-        self.channel.send(FRAME_EVENT, encode_event(ready))
+        self.channel.send(FRAME_EVENT, self.ready(**more))
+
+    def ready(self, **more):
+        return encode_event(dict(type="ready", pid=os.getpid(), message=self.shell.name, **more))
 
     # Branching.
 
@@ -2150,9 +2153,15 @@ def attach(sock, brancher=None):
     return prepare().attach(sock, brancher)
 
 
-def serve():
+def serve(ready=False):
     """Be the kernel behind the socket, in the environment that there is. Does not return."""
-    prepare().serve()
+    prepare().serve(ready)
+
+
+def ready_frame():
+    """What serve says first, for whoever says it in its place."""
+    payload = prepare().ready()
+    return HEADER.pack(FRAME_EVENT, ZEROS, len(payload)) + payload
 
 
 def main(argv):

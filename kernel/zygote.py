@@ -39,7 +39,7 @@ FRAME_REQUEST = 1
 FRAME_CONTROL = 8
 MAX_ENVIRONMENT = 1 << 20
 EXIT_SETUP = 71  # a child that could not enter its sandbox; its stderr says why
-SHIM_VERSION = 4
+SHIM_VERSION = 5
 
 # In the environment while importing: no thread pools, whose threads a fork would lose, no windows, no files outside
 # /tmp.
@@ -115,6 +115,10 @@ class Shim:
 
     def become_visible(self):
         self.lib.cove_visible()
+
+    def born(self, sock, ready):
+        """In a kernel that has prepared for what it will be asked for: whether it was that, and the rest is done too."""
+        return bool(self.lib.cove_born(sock, ready, ctypes.c_size_t(len(ready))))
 
     def branch(self, talk):
         """In a kernel whose memory is to be copied: None, or its socket in each branch."""
@@ -238,6 +242,9 @@ class Slow:
 
     def become_visible(self):
         pass  # it has no anchor, and is already
+
+    def born(self, sock, ready):
+        return False
 
     def settle_or_die(self, request):
         try:
@@ -983,14 +990,23 @@ class Zygote:
             self.kernel.reopen_streams()
             sock = self.kernel.attach(sock, self if isinstance(self.way, Shim) else None)
             birth = read_birth(sock)  # a kernel forked ahead waits here
+            if birth.get("expected"):
+                self.live_in(birth)
+                if self.way.born(sock.fileno(), self.kernel.ready_frame()):  # and then here
+                    self.kernel.serve(ready=True)
+                birth = read_birth(sock)
             self.way.become_visible()
             limit_open_files(birth.get("open_files"))
-            take_environment(birth["env"])
-            self.kernel.new_environment()
+            if not birth.get("same"):
+                self.live_in(birth)
             self.kernel.serve()
         except BaseException as e:
             os.write(2, ("kernel: %s: %s\n" % (type(e).__name__, e)).encode("utf-8", "replace"))
         os._exit(EXIT_SETUP)
+
+    def live_in(self, birth):
+        take_environment(birth["env"])
+        self.kernel.new_environment()
 
     # In a kernel, which is our child and has us in its memory.
 

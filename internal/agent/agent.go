@@ -69,10 +69,7 @@ func New(cfg Config) (*Agent, error) {
 	if cfg.PID1 {
 		a.sooner.learn()
 	}
-	if cfg.PID1 && cfg.Boot.OpenFiles > 0 {
-		limitOpenFiles(cfg.Boot.OpenFiles)
-	}
-	a.makeWorkdir()
+	a.furnish()
 	if cfg.Boot.Sudo {
 		if err := a.listenSudo(); err != nil {
 			a.Close()
@@ -80,6 +77,23 @@ func New(cfg Config) (*Agent, error) {
 		}
 	}
 	return a, nil
+}
+
+// become makes an agent that was started ahead somebody's. It has no connection yet; of what it was told before, its user, its
+// programs and its broker are the template's and stay.
+func (a *Agent) become(boot agentapi.Boot) {
+	a.mu.Lock()
+	a.cfg.Boot, a.started = boot, time.Now()
+	a.mu.Unlock()
+	a.furnish() // again: its file tree may be another one now
+}
+
+// furnish makes what a sandbox begins with.
+func (a *Agent) furnish() {
+	if a.cfg.PID1 && a.cfg.Boot.OpenFiles > 0 {
+		limitOpenFiles(a.cfg.Boot.OpenFiles)
+	}
+	a.makeWorkdir()
 }
 
 // limitOpenFiles sets what every process of the sandbox inherits. The agent itself needs some, whatever is asked.

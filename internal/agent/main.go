@@ -20,7 +20,7 @@ func Main(argv []string) int {
 	if status, ok := Helper(argv); ok {
 		return status
 	}
-	if err := serve(len(argv) > 1 && argv[1] == agentapi.Rehearse); err != nil {
+	if err := serve(); err != nil {
 		fmt.Fprintln(os.Stderr, "cove-agent: "+err.Error())
 		return 1
 	}
@@ -38,7 +38,7 @@ func Helper(argv []string) (status int, ok bool) {
 	return 0, false
 }
 
-func serve(ahead bool) error {
+func serve() error {
 	runtime.GOMAXPROCS(1)  // it mostly waits; but for starting a program, what waits in the kernel has a thread of its own all the same
 	debug.SetGCPercent(25) // a heap of a megabyte, not four
 	time.Local = time.UTC  // and not what a file in the sandbox says
@@ -49,20 +49,26 @@ func serve(ahead bool) error {
 	if err != nil {
 		return fmt.Errorf("descriptor %d is not a channel: %w", channelFD, err)
 	}
-	if ahead {
+	m, fds, err := awaitBoot(ch)
+	if err != nil {
+		return err
+	}
+	a, err := New(Config{Boot: *m.Boot, PID1: true})
+	if err != nil {
+		return err
+	}
+	if m.Boot.Expected {
 		rehearse(func() (waits bool) {
 			raw, err := ch.SyscallConn()
 			return err != nil || raw.Control(func(fd uintptr) { waits = readable(int(fd)) }) != nil || waits
 		})
+		agentapi.CloseDescriptors(fds)
+		if m, fds, err = awaitBoot(ch); err != nil {
+			return err
+		}
+		a.become(*m.Boot)
 	}
-	boot, err := awaitBoot(ch)
-	if err != nil {
-		return err
-	}
-	a, err := New(Config{Boot: boot, PID1: true})
-	if err != nil {
-		return err
-	}
+	a.takeAlong(m, fds)
 	// When the maker is gone so are we, and with PID 1 the kernel ends everything else in the sandbox.
 	return a.ServeChannel(ch)
 }
@@ -88,14 +94,25 @@ func makeThreads(n int) {
 	close(release)
 }
 
-func awaitBoot(ch *net.UnixConn) (agentapi.Boot, error) {
+func awaitBoot(ch *net.UnixConn) (agentapi.Message, []int, error) {
 	m, fds, err := agentapi.ReceiveMessage(ch)
 	if err != nil {
-		return agentapi.Boot{}, fmt.Errorf("boot: %w", err)
+		return agentapi.Message{}, nil, fmt.Errorf("boot: %w", err)
 	}
-	agentapi.CloseDescriptors(fds)
 	if m.Type != agentapi.MessageBoot {
-		return agentapi.Boot{}, fmt.Errorf("the first message is %q, not boot", m.Type)
+		agentapi.CloseDescriptors(fds)
+		return agentapi.Message{}, nil, fmt.Errorf("the message is %q, not boot", m.Type)
 	}
-	return *m.Boot, nil
+	return m, fds, nil
+}
+
+// takeAlong acts on what came with a boot, as if it had come after it.
+func (a *Agent) takeAlong(m agentapi.Message, fds []int) {
+	if m.Kernel != nil {
+		a.message(agentapi.Message{Type: agentapi.MessageKernel, Kernel: m.Kernel}, fds[:agentapi.KernelDescriptors], true)
+		fds = fds[agentapi.KernelDescriptors:]
+	}
+	if m.Channel {
+		a.message(agentapi.Message{Type: agentapi.MessageChannel}, fds, true)
+	}
 }

@@ -97,6 +97,16 @@ func agentBinary(t *testing.T) string {
 // bootPID1 starts the real agent as PID 1 of namespaces of its own and returns a client and its pid out here.
 func bootPID1(t *testing.T, boot agentapi.Boot) (*agentapi.Client, int) {
 	t.Helper()
+	ch, pid := startPID1(t)
+	if err := agentapi.SendMessage(ch, agentapi.Message{Type: agentapi.MessageBoot, Boot: &boot}); err != nil {
+		t.Fatal(err)
+	}
+	return clientOf(ch), pid
+}
+
+// startPID1 starts the real agent, which has yet to be told whose it is.
+func startPID1(t *testing.T) (*net.UnixConn, int) {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("namespaces need root here")
 	}
@@ -142,10 +152,12 @@ func bootPID1(t *testing.T, boot agentapi.Boot) (*agentapi.Client, int) {
 			t.Error("the agent outlived its maker")
 		}
 	})
-	if err := agentapi.SendMessage(ch, agentapi.Message{Type: agentapi.MessageBoot, Boot: &boot}); err != nil {
-		t.Fatal(err)
-	}
-	dial := func(context.Context) (net.Conn, error) {
+	return ch, cmd.Process.Pid
+}
+
+// clientOf speaks to an agent over a channel.
+func clientOf(ch *net.UnixConn) *agentapi.Client {
+	return agentapi.NewClient(func(context.Context) (net.Conn, error) {
 		pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return nil, err
@@ -156,8 +168,36 @@ func bootPID1(t *testing.T, boot agentapi.Boot) (*agentapi.Client, int) {
 			return nil, err
 		}
 		return agentapi.DescriptorConn(pair[0])
+	})
+}
+
+func TestAnAgentThatWasStartedAheadBecomesSomebodys(t *testing.T) {
+	ch, _ := startPID1(t)
+	expected := agentapi.Boot{User: "1000", Workdir: "/tmp/w", Sudo: true, Expected: true}
+	if err := agentapi.SendMessage(ch, agentapi.Message{Type: agentapi.MessageBoot, Boot: &expected}); err != nil {
+		t.Fatal(err)
 	}
-	return agentapi.NewClient(dial), cmd.Process.Pid
+	time.Sleep(100 * time.Millisecond) // mostly it has rehearsed by then; it need not have
+	boot := agentapi.Boot{ID: "sb1", User: "1000", Workdir: "/tmp/w", Sudo: true, OpenFiles: 300, Env: map[string]string{"PATH": "/tmp/bin:/usr/bin:/bin", "WHO": "sb1"}}
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := agentapi.SendMessage(ch, agentapi.Message{Type: agentapi.MessageBoot, Boot: &boot, Channel: true}, pair[1]); err != nil {
+		t.Fatal(err)
+	}
+	syscall.Close(pair[1])
+	further, err := agentapi.Channel(pair[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer further.Close()
+	for _, c := range []*agentapi.Client{clientOf(ch), clientOf(further)} {
+		out, end := output(t, c, sh("id -u; pwd; ulimit -n; echo $WHO; sudo id -u"))
+		if want := "1000\n/tmp/w\n300\nsb1\n0\n"; out != want || end.ExitCode != 0 {
+			t.Errorf("a command says %q and ends with %d, want %q", out, end.ExitCode, want)
+		}
+	}
 }
 
 // output runs a command and returns what it said.

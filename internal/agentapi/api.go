@@ -561,4 +561,6 @@ type Boot struct {
 	Kernel    string            `json:"kernel,omitempty"`  // path of kernel.py for kernels started by exec
 	Sudo      bool              `json:"sudo,omitempty"`    // the default user may become root by the sudo broker
 	OpenFiles int               `json:"open_files,omitempty"`
+	// Expected: nobody has asked for the sandbox yet, and this is what is known of it. Another follows, before anything else.
+	Expected bool `json:"expected,omitempty"`
 }

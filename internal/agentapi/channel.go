@@ -12,7 +12,7 @@ type MessageType string
 
 // The messages.
 const (
-	MessageBoot    MessageType = "boot"    // Boot; once, before anything else
+	MessageBoot    MessageType = "boot"    // Boot; before anything else, once or, where the first is Expected, twice. Kernel and Channel may come with it
 	MessageConn    MessageType = "conn"    // descriptors: a stream socket that carries one operation
 	MessageBranch  MessageType = "branch"  // descriptors: a stream socket that carries OpBranch, and the socket it gives the kernel
 	MessageChannel MessageType = "channel" // descriptors: another channel
@@ -32,6 +32,8 @@ type Message struct {
 	Kernel *Adoption   `json:"kernel,omitempty"`
 	Exit   *KernelExit `json:"exit,omitempty"`
 	Text   string      `json:"text,omitempty"`
+	// Channel: a boot comes with another channel, whose descriptor is the last. Before it are those of Kernel, if there is one.
+	Channel bool `json:"channel,omitempty"`
 }
 
 // Adoption hands a kernel that was forked outside to the agent. A living kernel of that name is killed first.
@@ -61,11 +63,15 @@ const MaxMessage = 64 << 10
 // KernelBirth is the first frame (FrameControl) that a kernel forked from a zygote reads on its socket: what is its alone
 // and must not pass through the zygote, whose memory its siblings inherit.
 type KernelBirth struct {
-	Env       map[string]string `json:"env"`
+	Env       map[string]string `json:"env,omitempty"`
 	OpenFiles int               `json:"open_files,omitempty"`
 	// Branch: the rest of its memory is another kernel's. It becomes that by what comes next on its socket, and reads
 	// then another of these.
 	Branch bool `json:"branch,omitempty"`
+	// Expected: nobody has asked for it yet, and this is what most would ask for. Another follows, which is the last.
+	Expected bool `json:"expected,omitempty"`
+	// Same: it was as expected. The environment is the one that came before, and is not told again.
+	Same bool `json:"same,omitempty"`
 }
 
 // KernelRequest asks a kernel to run one cell.
@@ -79,9 +85,6 @@ type KernelRequest struct {
 	Notebook bool              `json:"notebook,omitempty"`
 	State    bool              `json:"state,omitempty"`
 }
-
-// Rehearse is the argument that tells an agent that nobody waits for it yet.
-const Rehearse = "rehearse"
 
 // SoonerBy is what every process of a sandbox has on top of its agent's oom_score_adj, so that it is ended before the agent when memory
 // runs out: half of all memory is added to what it has.

@@ -51,7 +51,13 @@ func DecodeMessage(payload []byte, descriptors int) (Message, error) {
 	whole := true
 	switch m.Type {
 	case MessageBoot:
-		whole = m.Boot != nil
+		whole = m.Boot != nil && (m.Kernel == nil || m.Kernel.Name != "")
+		if m.Kernel != nil {
+			want += KernelDescriptors
+		}
+		if m.Channel {
+			want++
+		}
 	case MessageConn, MessageChannel:
 		want = 1
 	case MessageBranch:

@@ -127,6 +127,7 @@ func follow(e agentapi.Event) {
 
 func FuzzChannelMessage(f *testing.F) {
 	f.Add([]byte(`{"type":"boot","boot":{"id":"a"}}`), 0)
+	f.Add([]byte(`{"type":"boot","boot":{"id":"a"},"kernel":{"name":"a","token":"t"},"channel":true}`), 5)
 	f.Add([]byte(`{"type":"kernel","kernel":{"name":"a","token":"t","pid":2}}`), 4)
 	f.Add([]byte(`{"type":"exit","exit":{"token":"t","code":-1,"signal":"SIGKILL"}}`), 0)
 	f.Add([]byte(`{"type":"conn"}`), 1)
@@ -138,6 +139,16 @@ func FuzzChannelMessage(f *testing.F) {
 		switch m.Type {
 		case agentapi.MessageBoot:
 			_ = *m.Boot
+			want := 0
+			if m.Kernel != nil {
+				want = agentapi.KernelDescriptors
+			}
+			if m.Channel {
+				want++
+			}
+			if fds != want || m.Kernel != nil && m.Kernel.Name == "" {
+				t.Fatalf("%d descriptors, not %d, or a kernel that is not whole", fds, want)
+			}
 		case agentapi.MessageExit:
 			_ = *m.Exit
 		case agentapi.MessageOOM:

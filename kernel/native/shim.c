@@ -19,6 +19,7 @@
 #include <linux/sched.h>
 #include <linux/seccomp.h>
 #include <malloc.h>
+#include <poll.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -30,6 +31,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -57,7 +59,7 @@
 #define NAMESPACES                                                                                                     \
     (CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP)
 
-enum { SHIM_VERSION = 4, ANCHOR_SOCKET = 3 };
+enum { SHIM_VERSION = 5, ANCHOR_SOCKET = 3 };
 
 void (*cove_before_fork)(void), (*cove_after_child)(void), (*cove_after_parent)(void);
 int *cove_tid_address;
@@ -263,6 +265,58 @@ static void settle(struct request *r) {
 // cove_visible lets the sandbox's other processes look at this one; setns and setresuid had cleared it. The caller has
 // heard from the maker: until then they could write to the memory of an anchor that is not stopped yet.
 void cove_visible(void) { prctl(PR_SET_DUMPABLE, 1, 0, 0, 0); }
+
+// same_as_expected reads what agentapi.KernelBirth looks like when there is no more in it than that, and a limit of open files.
+static int same_as_expected(const char *text, const char *end, long *open_files) {
+    static const char files[] = "{\"open_files\":", same[] = "\"same\":true}";
+    *open_files = 0;
+    if (!strncmp(text, files, sizeof files - 1)) {
+        char *after;
+        *open_files = strtol(text + sizeof files - 1, &after, 10);
+        if (*open_files <= 0 || *after != ',')
+            return 0;
+        text = after + 1;
+    } else if (*text++ != '{') {
+        return 0;
+    }
+    return !strcmp(text, same) && text + sizeof same - 1 == end;
+}
+
+// cove_born waits, in a kernel that has prepared for what most callers want, for the frame that says whose it is. Where that is as
+// expected, it does here what is left, says what it was given to say and waits for the first request: in Python the same would
+// touch so much memory that whoever waits would wait ten times as long. 0: the frame is another one, and still to be read.
+int cove_born(int sock, const void *ready, size_t length) {
+    enum { HEADER = 8, CONTROL = 8 };
+    static const char zeros[6];
+    char frame[HEADER + 128];
+    long open_files;
+    ssize_t n;
+    while ((n = recv(sock, frame, sizeof frame - 1, MSG_PEEK)) < 0 && errno == EINTR)
+        ;
+    if (n < HEADER || frame[0] != CONTROL || memcmp(frame + 1, zeros, sizeof zeros))
+        return 0;
+    ssize_t whole = HEADER + (unsigned char)frame[HEADER - 1]; // a request may be behind it
+    if (whole > n)
+        return 0;
+    frame[whole] = 0;
+    if (!same_as_expected(frame + HEADER, frame + whole, &open_files) || recv(sock, frame, whole, 0) != whole)
+        return 0;
+    cove_visible();
+    if (open_files > 0) {
+        struct rlimit limit;
+        if (!getrlimit(RLIMIT_NOFILE, &limit)) {
+            if (limit.rlim_max == RLIM_INFINITY || limit.rlim_max > (rlim_t)open_files)
+                limit.rlim_max = open_files;
+            limit.rlim_cur = limit.rlim_max;
+            setrlimit(RLIMIT_NOFILE, &limit);
+        }
+    }
+    if (send(sock, ready, length, MSG_NOSIGNAL) == (ssize_t)length) { // whoever left is found out by the next read
+        struct pollfd asked = {sock, POLLIN, 0};
+        poll(&asked, 1, -1); // a signal ends it: Python knows what to do with one
+    }
+    return 1;
+}
 
 // cove_fork forks a kernel into the sandbox of r->pidfd. Its pid, 0 in the child, or −errno; *step then says where. The
 // interpreter has been told that a fork comes, and is told of it in the child.

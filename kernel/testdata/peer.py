@@ -409,8 +409,9 @@ class Maker:
         err, err_in = os.pipe()
         message = dict(op="fork", token=token, uid=1000, gid=1000, groups=[1000], cwd="/tmp/home", nofile=4096)
         env = more.pop("env", {"HOME": "/tmp/home", "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"})
-        first = json.dumps({"env": env}).encode()
-        ours.sendall(bytes([8, 0, 0, 0]) + len(first).to_bytes(4, "big") + first)
+        for birth in more.pop("births", [{"env": env}]):
+            first = json.dumps(birth, separators=(",", ":")).encode()
+            ours.sendall(bytes([8, 0, 0, 0]) + len(first).to_bytes(4, "big") + first)
         message.update(more)
         if self.ready["way"] == "shim":
             message = short_order(**message)

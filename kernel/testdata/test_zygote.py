@@ -77,6 +77,32 @@ class Birth(Claims):
         self.assertEqual((status["Umask"], status["Threads"]), ("0022", "1"))
         self.assertEqual([status[s].strip("0") for s in ("SigBlk", "SigPnd")], ["", ""])
 
+    def test_what_was_expected_need_not_be_told_again(self):
+        expected = {"expected": True, "env": {"HOME": "/tmp/home", "PATH": "/usr/bin:/bin", "WHO": "expected"}}
+        for birth, want in (
+            ({"same": True}, ["expected", "/usr/bin:/bin", 4096]),
+            ({"open_files": 300, "same": True}, ["expected", "/usr/bin:/bin", 300]),
+            ({"open_files": 9000, "same": True}, ["expected", "/usr/bin:/bin", 4096]),  # not more than it has
+            ({"same": True, "open_files": 300}, ["expected", "/usr/bin:/bin", 300]),  # in an order that only Python reads
+            ({"env": {"HOME": "/tmp/home", "WHO": "other"}, "open_files": 301}, ["other", None, 301]),
+        ):
+            with self.subTest(birth):
+                kernel = self.fork(ahead=True, births=[expected, birth])
+                self.assertRegex(kernel.ready["message"], r"^ipython ")
+                self.assertEqual(kernel.ready["pid"], kernel.json("os.getpid()", "import os"))
+                self.assertEqual(kernel.json("[os.environ.get('WHO'), os.environ.get('PATH'), resource.getrlimit(resource.RLIMIT_NOFILE)[0]]",
+                                             "import os, resource"), want)
+                self.assertEqual(kernel.json("os.stat('/proc/self').st_uid", "import os"), 1000)  # it can be looked at: dumpable
+
+    def test_a_request_may_come_right_behind_a_birth(self):
+        kernel = self.maker.order(self.sandbox(), ahead=True, births=[{"expected": True, "env": {}}, {"same": True}])
+        self.addCleanup(kernel.close)
+        kernel.send({"code": "6*7"})
+        self.assertEqual(kernel.event()["type"], "ready")
+        self.assertEqual([e["result"]["data"]["text/plain"] for e in kernel.finish() if e["type"] == "result"], ["42"])
+        for fd in self.maker.expect("forked", kernel.token)[1]:
+            os.close(fd)
+
     def test_the_delta_filter_holds(self):
         kernel = self.fork()
         self.assertEqual(kernel.json("[(_l.setns(0, 0), _c.get_errno()), (_l.syscall(435, 0, 0), _c.get_errno())]",

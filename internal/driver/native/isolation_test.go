@@ -21,7 +21,6 @@ import (
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/policy"
-	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
 )
 
@@ -136,21 +135,6 @@ func TestIsolationRootInsideIsRefused(t *testing.T) {
 				t.Errorf("uid %d", p.Info.UID)
 			}
 		})
-	}
-}
-
-// TestOnlyAgentsThatNobodyWaitsForRehearse looks at what an agent was told.
-func TestOnlyAgentsThatNobodyWaitsForRehearse(t *testing.T) {
-	pooled := start(t)
-	own := start(t, func(r *sandbox.StartRequest) { r.Limits.DiskBytes = 300 << 20 }) // of which the pool has none
-	for _, c := range []struct {
-		who  string
-		b    *box
-		want string
-	}{{"of the pool", pooled, "cove-agent\x00rehearse\x00"}, {"made for its caller", own, "cove-agent\x00"}} {
-		if got := c.b.exec(agentapi.ExecParams{Argv: []string{"cat", "/proc/1/cmdline"}}).stdout; got != c.want {
-			t.Errorf("the agent %s was told %q, want %q", c.who, got, c.want)
-		}
 	}
 }
 

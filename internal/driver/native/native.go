@@ -150,8 +150,8 @@ func (d *Driver) Start(ctx context.Context, r sandbox.StartRequest) error {
 	if err := d.keepChannel(r.ID, files); err != nil {
 		return d.abandon(r.ID, err)
 	}
-	if r.Template.Python.Executable == "" {
-		return nil
+	if r.Template.Python.Executable == "" || response.Waited {
+		return nil // no kernel, or one that was ready before somebody asked
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, kernelTime, fault.New(fault.Timeout, "the kernel did not start within %v", kernelTime))
 	defer cancel()

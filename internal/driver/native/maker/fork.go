@@ -397,7 +397,10 @@ func (f *fork) house(ctx context.Context, b *baby) error {
 	go f.m.attendLive(l) // counted by register
 	l.turn.RLock()
 	defer l.turn.RUnlock()
-	return f.m.furnishLive(l, b.child.Limits, b.child.Network)
+	if err := f.m.adjust(l, b.child.Limits, b.child.Network); err != nil {
+		return err
+	}
+	return l.shell.tell(l.boot())
 }
 
 func (f *fork) shelter(ctx context.Context, b *baby) (err error) {

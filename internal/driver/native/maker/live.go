@@ -3,6 +3,7 @@ package maker
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -20,29 +21,30 @@ import (
 	"github.com/covehq/cove/internal/template"
 )
 
-// Start makes a sandbox and returns a channel to its agent, and the token of its default kernel if that was forked.
-func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token string, err error) {
+// Start makes a sandbox and returns a channel to its agent, and the token of its default kernel if that was forked; waited when
+// that was done before.
+func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token string, waited bool, err error) {
 	p, err := m.pool(poolKey{r.Tenant, r.Digest})
 	if err != nil {
-		return nil, "", err
+		return nil, "", false, err
 	}
 	if err := r.Network.Validate(); err != nil {
-		return nil, "", err
+		return nil, "", false, err
 	}
 	asked, err := newMounts(r)
 	if err != nil {
-		return nil, "", err
+		return nil, "", false, err
 	}
 	defer p.serve()()
 	s, err := p.take(ctx, form{storage: r.Storage, disk: r.Limits.DiskBytes, mounts: asked})
 	if err != nil {
-		return nil, "", err
+		return nil, "", false, err
 	}
 	l := m.newLive(r.ID, p, s, r.Limits, r.Env)
 	if err := m.register(l); err != nil {
 		s.kill()
 		m.retire(s)
-		return nil, "", err
+		return nil, "", false, err
 	}
 	go m.attendLive(l) // counted by register
 	l.turn.RLock()
@@ -52,17 +54,44 @@ func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token stri
 			m.end(l, sandbox.CauseStartFail, err.Error())
 		}
 	}()
-	if err := m.furnishLive(l, r.Limits, r.Network); err != nil {
-		return nil, "", err
-	}
-	if p.warm() && !r.NoKernel {
-		if token, err = m.fork(ctx, l, agentapi.DefaultKernel); err != nil {
-			return nil, "", err
-		}
+	if err := m.adjust(l, r.Limits, r.Network); err != nil {
+		return nil, "", false, err
 	}
 	l.setDeadline(m, r.Deadline)
-	channel, err := m.channel(l)
-	return channel, token, err
+	channel, theirs, err := wire.Pair(unix.SOCK_SEQPACKET)
+	if err != nil {
+		return nil, "", false, err
+	}
+	defer theirs.Close()
+	token, waited, err = m.furnishLive(ctx, l, theirs, p.warm() && !r.NoKernel)
+	if err != nil {
+		channel.Close()
+		return nil, "", false, err
+	}
+	return channel, token, waited, nil
+}
+
+// furnishLive has an agent begin, with a channel and, if it is to have one, with a kernel: one that has waited goes in the same
+// message, because each wakes the agent.
+func (m *Maker) furnishLive(ctx context.Context, l *live, channel *os.File, kernel bool) (token string, waited bool, err error) {
+	boot := l.boot()
+	boot.Channel = true
+	var n *newborn
+	if kernel {
+		n = l.shell.takeKernel()
+	}
+	if n != nil {
+		err := m.settleWith(l, n, boot, channel)
+		if !errors.Is(err, errNewbornDied) {
+			return n.token, true, err
+		}
+	} else if err := l.shell.tell(boot, channel); err != nil {
+		return "", false, err
+	}
+	if kernel {
+		token, err = m.fork(ctx, l, agentapi.DefaultKernel)
+	}
+	return token, false, err
 }
 
 func (m *Maker) newLive(id string, p *pool, s *shell, limits template.Limits, env map[string]string) *live {
@@ -72,20 +101,26 @@ func (m *Maker) newLive(id string, p *pool, s *shell, limits template.Limits, en
 	}
 }
 
-// furnishLive makes a shell somebody's: limits, network and an agent that knows whose it is.
-func (m *Maker) furnishLive(l *live, limits template.Limits, network policy.Network) error {
+// adjust gives a shell somebody's limits and network.
+func (m *Maker) adjust(l *live, limits template.Limits, network policy.Network) error {
 	if err := l.shell.setLimits(limits); err != nil {
 		return err
 	}
-	if err := m.setNetwork(l.shell, network); err != nil {
-		return err
+	return m.setNetwork(l.shell, network)
+}
+
+// boot tells an agent whose it is.
+func (l *live) boot() agentapi.Message {
+	boot := agentBoot(l.pool.template)
+	boot.ID, boot.Env, boot.OpenFiles = l.id, l.env, l.limits.OpenFiles
+	return agentapi.Message{Type: agentapi.MessageBoot, Boot: &boot}
+}
+
+// agentBoot is what every sandbox of a template has.
+func agentBoot(t *template.Template) agentapi.Boot {
+	return agentapi.Boot{
+		User: t.User, Workdir: t.Workdir, Python: t.Python.Executable, Kernel: "/run/cove/kernel/kernel.py", Sudo: t.Sudo,
 	}
-	t := l.pool.template
-	boot := agentapi.Boot{
-		ID: l.id, Env: l.env, User: t.User, Workdir: t.Workdir, Python: t.Python.Executable,
-		Kernel: "/run/cove/kernel/kernel.py", Sudo: t.Sudo, OpenFiles: limits.OpenFiles,
-	}
-	return l.shell.tell(agentapi.Message{Type: agentapi.MessageBoot, Boot: &boot})
 }
 
 // keep notes from where a kernel can be forked.

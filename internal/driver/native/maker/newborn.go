@@ -27,7 +27,8 @@ type newborn struct {
 	pidfd  *os.File
 	exit   chan exit // told once
 	zygote *zygote
-	anchor *trace.Process // nil: it cannot be forked
+	anchor *trace.Process    // nil: it cannot be forked
+	expect map[string]string // the environment that it has prepared for; nil: none
 }
 
 func (n *newborn) ended(e exit) { n.exit <- e }
@@ -123,28 +124,59 @@ func (m *Maker) bearFrom(ctx context.Context, z *zygote, s *shell, r zygoteReque
 // settle tells a newborn who it is and hands it to the sandbox's agent under a name. Its descriptors are given away or
 // closed, whatever happens.
 func (m *Maker) settle(l *live, n *newborn, name string) (err error) {
-	defer n.close()
-	defer func() {
-		if err != nil && n.anchor != nil {
-			n.anchor.Kill()
-		}
-	}()
-	// What is this sandbox's alone goes by the kernel's own socket: the zygote's memory is every later child's.
+	defer n.leave(&err)
+	if err := n.begin(l); err != nil {
+		return err
+	}
+	return m.hand(l, n, name, agentapi.Message{Type: agentapi.MessageKernel})
+}
+
+// settleWith is settle for the default kernel of an agent that begins with it and with a channel.
+func (m *Maker) settleWith(l *live, n *newborn, boot agentapi.Message, channel *os.File) (err error) {
+	defer n.leave(&err)
+	if err := m.hand(l, n, agentapi.DefaultKernel, boot, channel); err != nil {
+		return err
+	}
+	return n.begin(l) // last, because it wakes a process that may take the processor from whoever wakes it
+}
+
+// leave gives up our ends of a newborn, and the newborn where it could not be settled.
+func (n *newborn) leave(err *error) {
+	if *err != nil && n.anchor != nil {
+		n.anchor.Kill()
+	}
+	n.close()
+}
+
+// begin tells a newborn who it is. What is this sandbox's alone goes by the kernel's own socket: the zygote's memory is every
+// later child's.
+func (n *newborn) begin(l *live) error {
+	birth := agentapi.KernelBirth{Env: l.kernelEnv(), OpenFiles: l.limits.OpenFiles}
+	if n.expect != nil && maps.Equal(n.expect, birth.Env) {
+		birth.Env, birth.Same = nil, true
+	}
+	err := n.tell(birth)
+	if errors.Is(err, unix.EPIPE) {
+		return errNewbornDied
+	}
+	if err != nil {
+		return fault.Wrap(fault.Invalid, err, "the environment is too large")
+	}
+	return nil
+}
+
+func (n *newborn) tell(birth agentapi.KernelBirth) error {
 	if err := n.socket.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
 		return err
 	}
-	birth := agentapi.KernelBirth{Env: l.kernelEnv(), OpenFiles: l.limits.OpenFiles}
-	if err := agentapi.WriteJSON(n.socket, agentapi.FrameControl, birth); err != nil {
-		if errors.Is(err, unix.EPIPE) {
-			return errNewbornDied
-		}
-		return fault.Wrap(fault.Invalid, err, "the environment is too large")
-	}
+	return agentapi.WriteJSON(n.socket, agentapi.FrameControl, birth)
+}
+
+// hand gives a newborn to the sandbox's agent in a message, and passes on how it ends.
+func (m *Maker) hand(l *live, n *newborn, name string, in agentapi.Message, more ...*os.File) error {
 	before := l.oomKills()
-	err = l.shell.tell(agentapi.Message{
-		Type: agentapi.MessageKernel, Kernel: &agentapi.Adoption{Name: name, Token: n.token},
-	}, n.socket, n.out, n.errs, n.pidfd)
-	if err != nil {
+	in.Kernel = &agentapi.Adoption{Name: name, Token: n.token}
+	if err := l.shell.tell(in, append([]*os.File{n.socket, n.out, n.errs, n.pidfd}, more...)...); err != nil {
 		return err
 	}
 	l.keep(name, n)
@@ -160,6 +192,15 @@ func (m *Maker) settle(l *live, n *newborn, name string) (err error) {
 		}
 	}()
 	return nil
+}
+
+// prepare tells a newborn in the pool what most callers want, so that it need not be done while one waits. Where that fails it
+// has died, which whoever takes it learns.
+func (n *newborn) prepare(t *template.Template) {
+	env := kernelEnv(t, t.Env)
+	if n.tell(agentapi.KernelBirth{Env: env, Expected: true}) == nil {
+		n.expect = env
+	}
 }
 
 var errEnded = fault.New(fault.Gone, "the sandbox was ended while it was made")
@@ -181,12 +222,15 @@ func (m *Maker) fork(ctx context.Context, l *live, name string) (token string, e
 	return n.token, m.settle(l, n, name)
 }
 
-func (l *live) kernelEnv() map[string]string {
-	who := kernelAccount(l.pool.template)
+func (l *live) kernelEnv() map[string]string { return kernelEnv(l.pool.template, l.env) }
+
+// kernelEnv is the environment of a template's kernel: what every process has, and more.
+func kernelEnv(t *template.Template, more map[string]string) map[string]string {
+	who := kernelAccount(t)
 	env := map[string]string{
 		"HOME": who.home, "USER": who.name, "LOGNAME": who.name, "SHELL": "/bin/bash", "LANG": "C.UTF-8",
 		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 	}
-	maps.Copy(env, l.env)
+	maps.Copy(env, more)
 	return env
 }

@@ -248,7 +248,7 @@ func (m *Maker) answer(ctx context.Context, r wire.Request) (response wire.Respo
 			break
 		}
 		var f *os.File
-		if f, response.Token, err = m.Start(ctx, *r.Start); err == nil {
+		if f, response.Token, response.Waited, err = m.Start(ctx, *r.Start); err == nil {
 			give = []*os.File{f}
 		}
 	case wire.OpChannel:

@@ -126,6 +126,13 @@ func (m *Maker) makeShellAt(ctx context.Context, at place, t *template.Template,
 		return nil, fmt.Errorf("make shell: %w", err)
 	}
 	undo.add(func() { s.channel.Close() })
+	if f.ahead {
+		boot := agentBoot(t)
+		boot.Expected = true
+		if err := s.tell(agentapi.Message{Type: agentapi.MessageBoot, Boot: &boot}); err != nil {
+			return nil, err
+		}
+	}
 	if err := m.connect(s); err != nil {
 		return nil, err
 	}
@@ -146,11 +153,7 @@ func (m *Maker) furnish(ctx context.Context, s *shell, t *template.Template, soc
 	copy(p.Base[:], base)
 	copy(p.Hostname[:], "sandbox")
 	p.setFilter(sandboxFilter())
-	argv := []string{agentName}
-	if s.form.ahead {
-		argv = append(argv, agentapi.Rehearse)
-	}
-	if err := p.setArgv(argv...); err != nil {
+	if err := p.setArgv(agentName); err != nil {
 		return err
 	}
 	mount, err := m.planDisk(s, t, p, userns)
