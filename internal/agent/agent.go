@@ -76,16 +76,18 @@ func New(cfg Config) (*Agent, error) {
 			return nil, err
 		}
 	}
+	if !cfg.Boot.Expected {
+		a.serveBroker()
+	}
 	return a, nil
 }
 
 // become makes an agent that was started ahead somebody's. It has no connection yet; of what it was told before, its user, its
 // programs and its broker are the template's and stay.
 func (a *Agent) become(boot agentapi.Boot) {
-	a.mu.Lock()
-	a.cfg.Boot, a.started = boot, time.Now()
-	a.mu.Unlock()
-	a.furnish() // again: its file tree may be another one now
+	a.cfg.Boot, a.started = boot, time.Now() // nobody has been answered yet who could ask for them
+	a.furnish()                              // again: its file tree may be another one now
+	a.serveBroker()
 }
 
 // furnish makes what a sandbox begins with.

@@ -83,7 +83,8 @@ func (k *kernel) admit(r *run) (next *run, err error) {
 	if len(k.queue) >= maxQueue {
 		return nil, fault.New(fault.Exhausted, "%d runs already wait for the kernel %q", maxQueue, k.info.Name)
 	}
-	if r.refuse && (k.current.Load() != nil || len(k.queue) > 0 || !k.isReady) {
+	starts := !k.isReady && !k.warm // a warm one is ready in a moment
+	if r.refuse && (k.current.Load() != nil || len(k.queue) > 0 || starts) {
 		return nil, fault.New(fault.Conflict, "the kernel %q is busy", k.info.Name)
 	}
 	k.queue = append(k.queue, r)

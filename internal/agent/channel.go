@@ -87,6 +87,13 @@ func (a *Agent) message(m agentapi.Message, fds []int, first bool) {
 	case agentapi.MessageOOM:
 		a.memory.hear(m.Text)
 	case agentapi.MessageBoot:
-		// Only the first message is a boot, and Main has taken it.
+		// Main has taken what it says of the sandbox. The rest is as if it had come by itself.
+		if m.Kernel != nil {
+			a.message(agentapi.Message{Type: agentapi.MessageKernel, Kernel: m.Kernel}, fds[:agentapi.KernelDescriptors], first)
+			fds = fds[agentapi.KernelDescriptors:]
+		}
+		if m.Channel {
+			a.message(agentapi.Message{Type: agentapi.MessageChannel}, fds, first)
+		}
 	}
 }

@@ -62,13 +62,12 @@ func serve() error {
 			raw, err := ch.SyscallConn()
 			return err != nil || raw.Control(func(fd uintptr) { waits = readable(int(fd)) }) != nil || waits
 		})
-		agentapi.CloseDescriptors(fds)
 		if m, fds, err = awaitBoot(ch); err != nil {
 			return err
 		}
 		a.become(*m.Boot)
 	}
-	a.takeAlong(m, fds)
+	a.message(m, fds, true)
 	// When the maker is gone so are we, and with PID 1 the kernel ends everything else in the sandbox.
 	return a.ServeChannel(ch)
 }
@@ -104,15 +103,4 @@ func awaitBoot(ch *net.UnixConn) (agentapi.Message, []int, error) {
 		return agentapi.Message{}, nil, fmt.Errorf("the message is %q, not boot", m.Type)
 	}
 	return m, fds, nil
-}
-
-// takeAlong acts on what came with a boot, as if it had come after it.
-func (a *Agent) takeAlong(m agentapi.Message, fds []int) {
-	if m.Kernel != nil {
-		a.message(agentapi.Message{Type: agentapi.MessageKernel, Kernel: m.Kernel}, fds[:agentapi.KernelDescriptors], true)
-		fds = fds[agentapi.KernelDescriptors:]
-	}
-	if m.Channel {
-		a.message(agentapi.Message{Type: agentapi.MessageChannel}, fds, true)
-	}
 }

@@ -78,12 +78,11 @@ func (s *stage) adopt() error {
 	if s.kernel, err = agentapi.DescriptorConn(e.theirs[3]); err != nil {
 		return err
 	}
-	boot := agentapi.Message{Type: agentapi.MessageBoot, Boot: &agentapi.Boot{Env: map[string]string{"LANG": "C.UTF-8"}}}
-	kernel := agentapi.Message{Type: agentapi.MessageKernel, Kernel: &agentapi.Adoption{Name: agentapi.DefaultKernel, Token: rehearsalToken}}
-	if err := agentapi.SendMessage(s.maker, boot); err != nil {
-		return err
+	boot := agentapi.Message{
+		Type: agentapi.MessageBoot, Boot: &agentapi.Boot{Env: map[string]string{"LANG": "C.UTF-8"}},
+		Kernel: &agentapi.Adoption{Name: agentapi.DefaultKernel, Token: rehearsalToken},
 	}
-	return agentapi.SendMessage(s.maker, kernel, append(e.ours, pipe[0])...)
+	return agentapi.SendMessage(s.maker, boot, append(e.ours, pipe[0])...)
 }
 
 // wait asks for the kernel, as a driver does, while the kernel says that it is ready.

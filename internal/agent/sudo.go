@@ -43,6 +43,15 @@ func (a *Agent) listenSudo() error {
 		return fault.Wrap(fault.Internal, err, "sudo broker")
 	}
 	a.broker = ln
+	return nil
+}
+
+// serveBroker answers those who ask for sudo. It is called when the agent knows whose it is: what they start has its limits.
+func (a *Agent) serveBroker() {
+	ln := a.broker
+	if ln == nil {
+		return
+	}
 	slots := make(chan struct{}, maxSudo)
 	a.wg.Go(func() {
 		for {
@@ -61,7 +70,6 @@ func (a *Agent) listenSudo() error {
 			}
 		}
 	})
-	return nil
 }
 
 func (a *Agent) serveSudo(conn *net.UnixConn) {

@@ -32,7 +32,7 @@ type Message struct {
 	Kernel *Adoption   `json:"kernel,omitempty"`
 	Exit   *KernelExit `json:"exit,omitempty"`
 	Text   string      `json:"text,omitempty"`
-	// Channel: a boot comes with another channel, whose descriptor is the last. Before it are those of Kernel, if there is one.
+	// Channel: a boot that is not Expected comes with another channel, whose descriptor is the last. Before it are those of Kernel, if there is one.
 	Channel bool `json:"channel,omitempty"`
 }
 

@@ -51,7 +51,8 @@ func DecodeMessage(payload []byte, descriptors int) (Message, error) {
 	whole := true
 	switch m.Type {
 	case MessageBoot:
-		whole = m.Boot != nil && (m.Kernel == nil || m.Kernel.Name != "")
+		along := m.Kernel != nil || m.Channel
+		whole = m.Boot != nil && (m.Kernel == nil || m.Kernel.Name != "") && !(along && m.Boot.Expected)
 		if m.Kernel != nil {
 			want += KernelDescriptors
 		}

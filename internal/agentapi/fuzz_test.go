@@ -146,8 +146,8 @@ func FuzzChannelMessage(f *testing.F) {
 			if m.Channel {
 				want++
 			}
-			if fds != want || m.Kernel != nil && m.Kernel.Name == "" {
-				t.Fatalf("%d descriptors, not %d, or a kernel that is not whole", fds, want)
+			if fds != want || m.Kernel != nil && m.Kernel.Name == "" || want > 0 && m.Boot.Expected {
+				t.Fatalf("%d descriptors, not %d, or a kernel that is not whole, or comes before its time", fds, want)
 			}
 		case agentapi.MessageExit:
 			_ = *m.Exit

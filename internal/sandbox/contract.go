@@ -160,7 +160,8 @@ type Driver interface {
 	Caps() Caps
 	// Prepare makes the driver ready for a tenant's template (zygotes, pools) and returns when Start will be fast.
 	Prepare(ctx context.Context, tenant string, t *template.Template) error
-	// Start returns when the agent answers and, if the template has Python, the default kernel takes cells.
+	// Start returns when the agent answers and, if the template has Python, the default kernel takes cells or is about to: one that
+	// has waited for its sandbox, and has no more to do than to say so, need not be waited for.
 	Start(ctx context.Context, req StartRequest) error
 	// Dial opens a connection to the agent that carries one operation of agentapi.
 	Dial(ctx context.Context, id string) (net.Conn, error)

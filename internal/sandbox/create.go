@@ -238,12 +238,11 @@ func (m *Manager) start(ctx context.Context, e *entry, pl plan) error {
 	}
 	defer free()
 	if e.server != "" && (e.key != "" || e.idem != "") { // another server may be making the same: the rows decide who does, before anything is made
-		err = m.reserve(ctx, e)
+		if err := m.reserve(ctx, e); err != nil {
+			return err
+		}
 	} else {
-		defer m.enrollBeside(ctx, e, cancel)()
-	}
-	if err != nil {
-		return err
+		defer m.enrollBeside(ctx, e, cancel, e.server != "" || pl.sandbox.ID != "")()
 	}
 	m.clock.update(e)
 	req := pl.request
@@ -264,15 +263,20 @@ func (m *Manager) start(ctx context.Context, e *entry, pl plan) error {
 }
 
 // rowAfter is how long a start may take, on a server that is alone, before there is a row of it. Most are over by then and are
-// written once instead of twice: what else takes processor time makes a start slower.
+// written once instead of twice: what else takes processor time makes a start slower. Until then it can be found by its id, which
+// nobody has, and is in no list.
 const rowAfter = 25 * time.Millisecond
 
 // enrollBeside has the first row of a sandbox written while its driver works, and cancels the start if it cannot be. A crash leaves
 // a row that Open ends, an instance that it stops, or both. Whoever has something to record before there is a row writes both.
-func (m *Manager) enrollBeside(ctx context.Context, e *entry, cancel context.CancelFunc) (stop func()) {
+// With soon that is at once: others ask the rows what there is, or somebody has its id already.
+func (m *Manager) enrollBeside(ctx context.Context, e *entry, cancel context.CancelFunc, soon bool) (stop func()) {
 	born, after := e.record(), rowAfter
-	if e.server != "" { // the others ask the rows what there is
-		born.MostOfTenant, after = m.cfg.MaxPerTenant, 0
+	if soon {
+		after = 0
+	}
+	if e.server != "" {
+		born.MostOfTenant = m.cfg.MaxPerTenant
 	}
 	e.saving.Lock()
 	e.unborn = &born
@@ -284,7 +288,7 @@ func (m *Manager) enrollBeside(ctx context.Context, e *entry, cancel context.Can
 			cancel()
 		}
 	})
-	return func() { timer.Stop() }
+	return func() { timer.Stop() } // one that has begun finds nothing left to write
 }
 
 // enroll writes the first row of a sandbox, unless somebody has, with what has happened to it beside its creation; called with
@@ -303,12 +307,15 @@ func (m *Manager) enroll(ctx context.Context, e *entry, more ...LifecycleEvent) 
 func (m *Manager) enrollStarted(ctx context.Context, e *entry, runs bool) (began bool, err error) {
 	e.saving.Lock()
 	defer e.saving.Unlock()
-	if !runs || e.unborn == nil || !e.begin() {
+	if !runs || e.unborn == nil || e.state() != StateStarting {
 		return false, m.enroll(ctx, e)
 	}
-	now := e.record()
-	e.unborn.State, e.unborn.StartedAt, e.unborn.LastUsed = StateRunning, now.StartedAt, now.LastUsed
-	return true, m.enroll(ctx, e, LifecycleEvent{Type: LifecycleStarted, At: now.StartedAt})
+	since := now()
+	e.unborn.State, e.unborn.StartedAt, e.unborn.LastUsed = StateRunning, since, since
+	if err := m.enroll(ctx, e, LifecycleEvent{Type: LifecycleStarted, At: since}); err != nil {
+		return false, err
+	}
+	return e.begin(since), nil // false: its end is recorded next
 }
 
 // withID is an environment with the sandbox's id in one variable, if that has a name.
@@ -324,15 +331,14 @@ func withID(env map[string]string, name, id string) map[string]string {
 	return env
 }
 
-// discard ends what a driver may have made of a sandbox that could not be recorded.
+// discard ends what a driver may have made of a sandbox that could not be recorded. What cannot be ended is kept until it is.
 func (m *Manager) discard(ctx context.Context, e *entry, err error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleFor)
+	stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleFor)
 	defer cancel()
-	stopErr := m.driver.Stop(ctx, e.id, CauseStartFail)
-	if fault.Is(stopErr, fault.NotFound) {
-		stopErr = nil
+	if stopErr := m.driver.Stop(stopCtx, e.id, CauseStartFail); stopErr != nil && !fault.Is(stopErr, fault.NotFound) {
+		return m.abandon(ctx, e, err)
 	}
-	return m.unmake(ctx, e, errors.Join(err, stopErr))
+	return m.unmake(ctx, e, err)
 }
 
 // launched makes a sandbox that its driver has started a running one.
@@ -340,7 +346,7 @@ func (m *Manager) launched(ctx context.Context, e *entry) error {
 	if ctx.Err() != nil {
 		return waitError(ctx, "sandbox "+e.id+" to start")
 	}
-	if !e.begin() {
+	if !e.begin(now()) {
 		return goneError(e.snapshot())
 	}
 	if err := m.save(ctx, e, LifecycleEvent{Type: LifecycleStarted}); err != nil {

@@ -99,8 +99,14 @@ func TestCreate(t *testing.T) {
 		},
 		"a start that takes its time is recorded before it is over": func(t *testing.T, w *world) {
 			w.driver.onStart = slow
-			done := make(chan sandbox.Sandbox)
-			go func() { done <- w.create(sandbox.Spec{}) }()
+			done := make(chan sandbox.Sandbox, 1)
+			go func() {
+				sb, _, err := w.Create(t.Context(), acme, sandbox.Spec{})
+				if err != nil {
+					t.Error(err)
+				}
+				done <- sb
+			}()
 			time.Sleep(time.Second / 2)
 			if all := w.all(); len(all) != 1 || all[0].State != sandbox.StateStarting {
 				t.Fatalf("half way there is %+v, not one that starts", all)
@@ -572,6 +578,37 @@ func TestFailedCreate(t *testing.T) {
 				t.Fatal("something is left or recorded")
 			}
 			w.create(sandbox.Spec{Key: "k"})
+		},
+		"a row that cannot be inserted ends a start that takes its time": func(t *testing.T, w *world) {
+			w.driver.onStart = slow
+			w.store.failWith(failing("insert", 1, errBoom))
+			begun := time.Now()
+			if _, _, err := w.Create(t.Context(), acme, sandbox.Spec{Key: "k"}); !errors.Is(err, errBoom) {
+				t.Fatalf("error is %v", err)
+			}
+			if took := time.Since(begun); took >= time.Second {
+				t.Fatalf("it took %v, as long as the start", took)
+			}
+			synctest.Wait()
+			if w.driver.size() != 0 || w.driver.remembered() != 0 || len(w.all()) != 0 {
+				t.Fatal("something is left or recorded")
+			}
+			w.create(sandbox.Spec{Key: "k"})
+		},
+		"what could not be recorded and cannot be stopped at once is stopped later": func(t *testing.T, w *world) {
+			w.driver.failWith(failing("stop", 2, errBoom))
+			w.store.failWith(failing("insert", 1, errBoom))
+			if _, _, err := w.Create(t.Context(), acme, sandbox.Spec{}); !errors.Is(err, errBoom) {
+				t.Fatalf("error is %v", err)
+			}
+			if w.driver.size() != 1 {
+				t.Fatalf("%d live, want the one that cannot be stopped", w.driver.size())
+			}
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			if w.driver.size() != 0 || len(w.all()) != 0 {
+				t.Fatalf("%d live and %d rows, want none", w.driver.size(), len(w.all()))
+			}
 		},
 		"a start that cannot be recorded is undone": func(t *testing.T, w *world) {
 			w.driver.onStart = slow

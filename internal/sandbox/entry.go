@@ -149,8 +149,8 @@ func (e *entry) release() bool {
 	return e.uses == 0 && e.sb.IdleTimeout > 0
 }
 
-// begin makes a starting sandbox a running one; false when its end was asked for or has come meanwhile.
-func (e *entry) begin() bool {
+// begin makes a starting sandbox a running one, since a time; false when its end was asked for or has come meanwhile.
+func (e *entry) begin(since time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.sb.State != StateStarting {
@@ -158,7 +158,7 @@ func (e *entry) begin() bool {
 	}
 	e.used = time.Now()
 	e.enter(StateRunning)
-	e.sb.StartedAt = now()
+	e.sb.StartedAt = since
 	return true
 }
 

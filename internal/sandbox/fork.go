@@ -247,7 +247,7 @@ func (m *Manager) startForks(ctx context.Context, parent *entry, children []*ent
 		e.mu.Lock()
 		e.sb.Deadline = deadline
 		e.mu.Unlock()
-		if !e.begin() {
+		if !e.begin(now()) {
 			return goneError(e.snapshot())
 		}
 	}

@@ -22,19 +22,27 @@ func TestASandboxIsAsAskedHoweverItWasMade(t *testing.T) {
 	own := limits(func(l *template.Limits) { l.DiskBytes = 300 << 20 }) // of which the pool has none
 	for claim, c := range map[string]struct {
 		want    string
+		born    string
 		options []change
 	}{
-		"as expected":                    {"none", nil},
-		"with an environment":            {"given", []change{given}},
-		"with a limit of open files":     {"none 300", []change{files}},
-		"with both":                      {"given 300", []change{given, files}},
-		"made for its caller":            {"none", []change{own}},
-		"made for its caller, with both": {"given 300", []change{own, given, files}},
+		"as expected":                    {"none", "True", nil},
+		"with an environment":            {"given", "False", []change{given}},
+		"with a limit of open files":     {"none 300", "True", []change{files}},
+		"with both":                      {"given 300", "False", []change{given, files}},
+		"made for its caller":            {"none", "False", []change{own}},
+		"made for its caller, with both": {"given 300", "False", []change{own, given, files}},
 	} {
 		t.Run(claim, func(t *testing.T) {
 			start(t).stop() // so that there is a pool
 			waitForPool(t)
 			b := start(t, c.options...)
+			// Whether the last part of its birth was done in C, which is so where nothing but a limit was asked for.
+			const born = `import sys; f = sys._getframe()
+while f.f_code.co_name != "serve" or "ready" not in f.f_locals: f = f.f_back
+print(f.f_locals["ready"])`
+			if got := b.value(born); got != c.born {
+				t.Errorf("the kernel was born in C: %s, want %s", got, c.born)
+			}
 			const code = `import os, resource; print(os.environ.get("WHO", "none"), resource.getrlimit(resource.RLIMIT_NOFILE)[0], os.getcwd(), os.environ["HOME"])`
 			kernel := b.value(code)
 			command := strings.TrimSpace(b.exec(agentapi.ExecParams{Argv: []string{"python3", "-c", code}}).stdout)

@@ -151,7 +151,7 @@ func (d *Driver) Start(ctx context.Context, r sandbox.StartRequest) error {
 		return d.abandon(r.ID, err)
 	}
 	if r.Template.Python.Executable == "" || response.Waited {
-		return nil // no kernel, or one that was ready before somebody asked
+		return nil // no kernel, or one that has nothing to do before it takes cells
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, kernelTime, fault.New(fault.Timeout, "the kernel did not start within %v", kernelTime))
 	defer cancel()

@@ -22,7 +22,7 @@ import (
 )
 
 // Start makes a sandbox and returns a channel to its agent, and the token of its default kernel if that was forked; waited when
-// that was done before.
+// that had been done before, and all that belongs to it.
 func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token string, waited bool, err error) {
 	p, err := m.pool(poolKey{r.Tenant, r.Digest})
 	if err != nil {
@@ -81,9 +81,9 @@ func (m *Maker) furnishLive(ctx context.Context, l *live, channel *os.File, kern
 		n = l.shell.takeKernel()
 	}
 	if n != nil {
-		err := m.settleWith(l, n, boot, channel)
+		ready, err := m.settleWith(l, n, boot, channel)
 		if !errors.Is(err, errNewbornDied) {
-			return n.token, true, err
+			return n.token, ready, err
 		}
 	} else if err := l.shell.tell(boot, channel); err != nil {
 		return "", false, err

@@ -125,17 +125,18 @@ func (m *Maker) bearFrom(ctx context.Context, z *zygote, s *shell, r zygoteReque
 // closed, whatever happens.
 func (m *Maker) settle(l *live, n *newborn, name string) (err error) {
 	defer n.leave(&err)
-	if err := n.begin(l); err != nil {
+	if _, err := n.begin(l); err != nil {
 		return err
 	}
 	return m.hand(l, n, name, agentapi.Message{Type: agentapi.MessageKernel})
 }
 
-// settleWith is settle for the default kernel of an agent that begins with it and with a channel.
-func (m *Maker) settleWith(l *live, n *newborn, boot agentapi.Message, channel *os.File) (err error) {
+// settleWith is settle for the default kernel of an agent that begins with it and with a channel. It tells whether the kernel had
+// nothing left to do.
+func (m *Maker) settleWith(l *live, n *newborn, boot agentapi.Message, channel *os.File) (ready bool, err error) {
 	defer n.leave(&err)
 	if err := m.hand(l, n, agentapi.DefaultKernel, boot, channel); err != nil {
-		return err
+		return false, err
 	}
 	return n.begin(l) // last, because it wakes a process that may take the processor from whoever wakes it
 }
@@ -148,28 +149,28 @@ func (n *newborn) leave(err *error) {
 	n.close()
 }
 
-// begin tells a newborn who it is. What is this sandbox's alone goes by the kernel's own socket: the zygote's memory is every
-// later child's.
-func (n *newborn) begin(l *live) error {
+// begin tells a newborn who it is, and whether that is what it expected. What is this sandbox's alone goes by the kernel's own
+// socket: the zygote's memory is every later child's.
+func (n *newborn) begin(l *live) (same bool, err error) {
 	birth := agentapi.KernelBirth{Env: l.kernelEnv(), OpenFiles: l.limits.OpenFiles}
 	if n.expect != nil && maps.Equal(n.expect, birth.Env) {
 		birth.Env, birth.Same = nil, true
 	}
-	err := n.tell(birth)
-	if errors.Is(err, unix.EPIPE) {
-		return errNewbornDied
-	}
-	if err != nil {
-		return fault.Wrap(fault.Invalid, err, "the environment is too large")
-	}
-	return nil
+	return birth.Same, n.tell(birth)
 }
 
 func (n *newborn) tell(birth agentapi.KernelBirth) error {
 	if err := n.socket.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
 		return err
 	}
-	return agentapi.WriteJSON(n.socket, agentapi.FrameControl, birth)
+	err := agentapi.WriteJSON(n.socket, agentapi.FrameControl, birth)
+	switch {
+	case errors.Is(err, unix.EPIPE):
+		return errNewbornDied
+	case err != nil:
+		return fault.Wrap(fault.Invalid, err, "the environment is too large")
+	}
+	return nil
 }
 
 // hand gives a newborn to the sandbox's agent in a message, and passes on how it ends.
@@ -194,13 +195,14 @@ func (m *Maker) hand(l *live, n *newborn, name string, in agentapi.Message, more
 	return nil
 }
 
-// prepare tells a newborn in the pool what most callers want, so that it need not be done while one waits. Where that fails it
-// has died, which whoever takes it learns.
-func (n *newborn) prepare(t *template.Template) {
+// prepare tells a newborn in the pool what most callers want, so that it need not be done while one waits.
+func (n *newborn) prepare(t *template.Template) error {
 	env := kernelEnv(t, t.Env)
-	if n.tell(agentapi.KernelBirth{Env: env, Expected: true}) == nil {
-		n.expect = env
+	if err := n.tell(agentapi.KernelBirth{Env: env, Expected: true}); err != nil {
+		return err
 	}
+	n.expect = env
+	return nil
 }
 
 var errEnded = fault.New(fault.Gone, "the sandbox was ended while it was made")

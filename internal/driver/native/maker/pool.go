@@ -151,8 +151,11 @@ func (p *pool) fill() {
 		if err == nil && p.warm() && !bare {
 			// Not having one ahead is no failure: the create that gets this shell forks its own.
 			if n, berr := p.m.bear(p.ctx, p, s, true); berr == nil {
-				n.prepare(p.template)
-				s.kernel = n
+				if n.prepare(p.template) == nil {
+					s.kernel = n
+				} else {
+					n.end()
+				}
 			}
 		}
 		p.mu.Lock()

@@ -146,7 +146,8 @@ func (m *Maker) converse(ctx context.Context, c *net.UnixConn) (end bool) {
 var errLeft = errors.New("whoever asked has left")
 
 // whileThere is a context that ends when the peer closes the connection: a sandbox that nobody waits for any more would be
-// made before those that somebody waits for. The connection is the caller's again when the function has returned.
+// made before those that somebody waits for. The connection is the caller's again when the function has returned. It is looked
+// at after a moment: most starts are over by then, and another thread that wakes up would make them slower.
 func whileThere(ctx context.Context, c *net.UnixConn) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	raw, err := c.SyscallConn()
@@ -155,7 +156,7 @@ func whileThere(ctx context.Context, c *net.UnixConn) (context.Context, func()) 
 		return ctx, func() {}
 	}
 	done := make(chan struct{})
-	go func() {
+	watch := time.AfterFunc(5*time.Millisecond, func() {
 		defer close(done)
 		gone := false
 		_ = raw.Read(func(fd uintptr) bool {
@@ -166,11 +167,13 @@ func whileThere(ctx context.Context, c *net.UnixConn) (context.Context, func()) 
 		if gone {
 			cancel(errLeft)
 		}
-	}()
+	})
 	return ctx, func() {
-		_ = c.SetReadDeadline(time.Unix(1, 0))
-		<-done
-		_ = c.SetReadDeadline(time.Time{})
+		if !watch.Stop() {
+			_ = c.SetReadDeadline(time.Unix(1, 0))
+			<-done
+			_ = c.SetReadDeadline(time.Time{})
+		}
 		cancel(nil)
 	}
 }

@@ -2,6 +2,7 @@ package maker
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -423,9 +424,15 @@ func (m *Maker) retireGroup(g *cgroup.Group) {
 func (s *shell) tell(msg agentapi.Message, files ...*os.File) error {
 	s.telling.Lock()
 	defer s.telling.Unlock()
-	err := s.channel.SetWriteDeadline(time.Now().Add(5 * time.Second))
+	data, err := json.Marshal(msg)
+	if err == nil && len(data) > agentapi.MaxMessage { // the agent would end with it
+		return fault.New(fault.Invalid, "%d bytes for the agent are over the limit of %d: the environment is too large", len(data), agentapi.MaxMessage)
+	}
 	if err == nil {
-		err = wire.Send(s.channel, msg, files...)
+		err = s.channel.SetWriteDeadline(time.Now().Add(5 * time.Second))
+	}
+	if err == nil {
+		err = wire.SendBytes(s.channel, data, files...)
 	}
 	switch {
 	case errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET), errors.Is(err, net.ErrClosed):

@@ -144,7 +144,7 @@ type Response struct {
 	Usage     *sandbox.Usage     `json:"usage,omitempty"`
 	Stats     *Stats             `json:"stats,omitempty"`
 	Token     string             `json:"token,omitempty"`  // start, kernel: names the kernel that was forked from a zygote
-	Waited    bool               `json:"waited,omitempty"` // start: that kernel had been waiting, and was told to begin
+	Waited    bool               `json:"waited,omitempty"` // start: that kernel had been waiting, with all that was asked for
 	Tokens    []string           `json:"tokens,omitempty"` // fork: of each child's kernel, in their order
 	Cut       bool               `json:"cut,omitempty"`    // fork: files and memory are taken, the parent may go on; another response follows
 	Forked    *sandbox.Forked    `json:"forked,omitempty"`
