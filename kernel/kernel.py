@@ -821,11 +821,16 @@ def run_nodes(tree, name, flags, namespace, loop, interactive):
     return run_programs(head_code, last_code, namespace, loop)
 
 
+NOT_PYTHON = re.compile(r"^\s*[!%?]|\?\s*$", re.MULTILINE)
+
+
 def compile_apart(source, name, flags):
     """The statements of a cell that ends in an expression on a line of its own, and that expression, both compiled; None for
     others, and wherever that is not certain. Without a tree of Python objects in between, which costs as much as the rest."""
-    head, newline, last = source.rstrip().rpartition("\n")
-    if not last or last[0].isspace() or ";" in last or "__future__" in source:
+    head, newline, last = source.rstrip(" \t\f\n").rpartition("\n")
+    # What a cell imports from the future holds for all of it. Of what only IPython understands the parts would be compiled twice,
+    # with their warnings.
+    if not last or last[0].isspace() or "\r" in source or "__future__" in source or NOT_PYTHON.search(head):
         return None
     try:
         # An expression that is whole does not begin inside of something. What comes before it must be whole as well.
@@ -1126,7 +1131,9 @@ def make_ipython(kernel):
 
         def changed(self, kind):
             """Whether somebody has registered another formatter for a type than it had."""
-            return any(kind in printers for printers in self.rich) or self.plain.get(kind) is not self.plain_at_start.get(kind)
+            if any(kind in printers or object in printers for printers in self.rich):
+                return True
+            return self.plain.get(kind) is not self.plain_at_start.get(kind)
 
         def short(self, value):
             """What IPython prints for a container that fits into a line and has nothing but simple values, or a number; None for others."""
@@ -1140,17 +1147,24 @@ def make_ipython(kernel):
                     inside = (*value, *value.values())
                 else:
                     inside = value
-            kinds = set(map(type, inside))
+            kinds, formatter = set(map(type, inside)), self.formatter
             if not kinds <= SHORT or any(map(self.changed, kinds)):
                 return None
-            formatter, text = self.formatter, repr(value)
-            if len(text) > formatter.max_width or formatter.float_format != "%r" or not formatter.pprint:
+            if not formatter.pprint or formatter.float_format != "%r" or 0 < formatter.max_seq_length < len(inside):
                 return None
-            return text
+            width = formatter.max_width
+            if any(len(item) > width for item in inside if type(item) in (str, bytes)):
+                return None
+            try:
+                text = repr(value)
+            except ValueError:  # an integer that Python does not write out
+                return None
+            return text if len(text) <= width else None
 
         def remember_formatters(self):
             formatters = self.shell.display_formatter.formatters
-            self.rich = [f.type_printers for mime, f in formatters.items() if mime != "text/plain"]
+            others = self.shell.display_formatter.mimebundle_formatter, self.shell.display_formatter.ipython_display_formatter
+            self.rich = [f.type_printers for mime, f in formatters.items() if mime != "text/plain"] + [f.type_printers for f in others]
             self.formatter = formatters["text/plain"]
             self.plain = self.formatter.type_printers
             self.plain_at_start = dict(self.plain)
@@ -1324,9 +1338,9 @@ def make_ipython(kernel):
             number = shell.execution_count
             flags = shell.compile.flags & ~HALF_TYPED | AWAITABLE
             show = not silent and shell.ast_node_interactivity != "none"
-            last = show and shell.ast_node_interactivity in ("last_expr", "last")
+            usual = show and shell.ast_node_interactivity in ("last_expr", "last")
             python = self.is_python(code)
-            if python and last and not shell.ast_transformers:
+            if python and usual and not shell.ast_transformers:
                 cell = code if code.endswith("\n") else code + "\n"
                 programs = compile_apart(cell, shell.compile.cache(cell, number, raw_code=code), flags)
                 if programs is not None:
@@ -1337,7 +1351,7 @@ def make_ipython(kernel):
                 self.count_up(number, cell, code)
             if shell.ast_transformers:
                 tree = shell.transform_ast(tree)
-            if show and not last:
+            if show and not usual:
                 return self.run_all(tree, name)
             return run_nodes(tree, name, flags, shell.user_ns, self.loop, show)
 
@@ -1523,7 +1537,8 @@ class Kernel:
         channel = self.channel
         if channel is None or not self.running or os.getpid() != channel.pid:
             return
-        self.streams.flush()
+        if event["type"] != "started":  # nothing has run since the end of the cell before
+            self.streams.flush()
         # What is printed next goes another way and must not overtake what is shown now. The value of a cell is the last.
         waits = event["type"] == "result" and not event["result"].get("main") and channel.answers and not self.hasty
         waits = waits and threading.current_thread() is threading.main_thread()

@@ -110,7 +110,8 @@ class Protocol(Claims):
             ("# first\na = 10\na", "10"), ("\n\n11", "11"), ("a = 12 # \\\na", "12"), ('f"""{\n13}"""', "'13'"),
         ):
             self.assertEqual(self.kernel.value(code), value, code)
-        for code in ("a = 1\n# a", "a = 1\na = 2", "a = 1\n  # a", 'x = """\n1\n"""', "if True:\n    1", "def f():\n    1\n    2", "a = (\n1)"):
+        for code in ("a = 1\n# a", "a = 1\na = 2", "a = 1\n  # a", 'x = """\n1\n"""', "if True:\n    1", "def f():\n    1\n    2", "a = (\n1)",
+                     "a = 7 \\\n+ 1"):
             self.assertEqual(results(self.kernel.run(code)), [], code)
 
     def test_a_line_that_fails_is_told_by_its_number(self):
@@ -118,6 +119,17 @@ class Protocol(Claims):
         self.assertRegex(text, r"line 4|---?> 4 a / 0")
         text = "\n".join(self.fails("a = 1\na / 0\na", "ZeroDivisionError")["traceback"])
         self.assertRegex(text, r"line 2|---?> 2 a / 0")
+
+    def test_what_follows_the_value_of_a_cell_comes_after_it(self):
+        kernel = self.own()
+        kernel.run("import sys, time\nclass Last:\n    def __repr__(self):\n        return 'last'\n")
+        self.assertEqual(kinds(kernel.run("Last()")), ["started", "result", "end"])
+        kernel.run("def hook(value, show=sys.displayhook):\n    show(value)\n    raise ValueError('after it')\nsys.displayhook = hook")
+        self.assertEqual(kinds(kernel.run("Last()")), ["started", "result", "error", "end"])
+        kernel.run("def hook(value, show=hook.__defaults__[0]):\n    show(value)\n    exit()\nsys.displayhook = hook")
+        kernel.send({"code": "Last()"})
+        self.assertEqual(kernel.event()["type"], "started")
+        self.assertEqual(kernel.event()["result"]["data"]["text/plain"], "last")
 
     def test_an_empty_cell_is_a_cell(self):
         self.assertEqual(kinds(self.kernel.run("")), ["started", "end"])
@@ -829,11 +841,26 @@ class WithIPython(Claims):
                    "ip.events.register('pre_run_cell', lambda i: seen.append(i.raw_cell))")
         kernel.run("7")
         self.assertEqual(kernel.value("seen[1:3] if seen[0] != '7' else seen[:2]"), "['7', (7, True)]")
+        kernel.run("import time; ip.events.register('post_execute', lambda: time.sleep(1))")
+        kernel.send({"code": "8"})
+        self.assertEqual(kernel.event()["type"], "started")
+        begun = time.monotonic()
+        self.assertEqual(kernel.event()["type"], "result")
+        self.assertLess(time.monotonic() - begun, 0.8)  # what hooks do comes after the value, however long it takes
+        kernel.finish()
 
     def test_interactivity_all_shows_every_expression(self):
         kernel = self.own()
         kernel.run("get_ipython().ast_node_interactivity = 'all'")
         self.assertEqual([r["data"]["text/plain"] for r in results(kernel.run("1\n2"))], ["1", "2"])
+
+    def test_a_warning_of_the_compiler_is_told_once(self):
+        kernel = self.own()
+        for i, code in enumerate(("x = 5\nx is 5", "x is 5", "import os\n!true\nx is 5", "x is 5\ny = 1")):
+            kernel.run(code)
+            kernel.run("import sys; print('after', %d, file=sys.stderr, flush=True)" % i)
+            told = kernel.output("err", until="after %d\n" % i)
+            self.assertEqual(told.count("SyntaxWarning"), i + 1, (code, told))
 
     def test_future_imports_stay(self):
         kernel = self.own()
@@ -858,6 +885,14 @@ class WithIPython(Claims):
         self.assertEqual([kernel.value(v) for v in ("1.23456", "[1.23456]", "{'a': 1.23456}", "['a']")], ["1.23", "[1.23]", "{'a': 1.23}", "['a']"])
         kernel.run("%precision\nget_ipython().display_formatter.formatters['text/plain'].for_type(float, lambda x, p, c: p.text('!'))")
         self.assertEqual([kernel.value(v) for v in ("1.5", "[1.5]", "(1, 1.5)", "(1, 2)")], ["!", "[!]", "(1, !)", "(1, 2)"])
+        kernel.run("[10**5000]")  # which Python does not write out: IPython complains of it, and keeps it
+        self.assertEqual(kernel.value("_[0] == 10**5000"), "True")
+        kernel.run("plain = get_ipython().display_formatter.formatters['text/plain']; plain.max_seq_length = 3")
+        self.assertEqual(kernel.value("[1, 2, 3, 4]"), "[1, 2, 3, ...]")
+        kernel.run("plain.max_seq_length = 1000; plain.max_width = 10")
+        self.assertEqual(kernel.value("[1000, 2000, 3000]"), "[1000,\n 2000,\n 3000]")
+        kernel.run("plain.max_width = 79; get_ipython().display_formatter.mimebundle_formatter.for_type(list, lambda l: {'text/bundle': 'l'})")
+        self.assertEqual(results(kernel.run("[1]"))[0]["data"], {"text/plain": "[1]", "text/bundle": "l"})
         kernel.run("get_ipython().display_formatter.formatters['text/html'].for_type(dict, lambda d: '<b>')")
         self.assertEqual(results(kernel.run("{'a': 1}"))[0]["data"], {"text/plain": "{'a': 1}", "text/html": "<b>"})
 
