@@ -303,6 +303,7 @@ func (a *Agent) listKernels(none) ([]agentapi.Kernel, error) {
 	a.mu.Unlock()
 	list := []agentapi.Kernel{}
 	for _, k := range kernels {
+		k.settle()
 		list = append(list, k.describe())
 	}
 	slices.SortFunc(list, func(x, y agentapi.Kernel) int { return strings.Compare(x.Name, y.Name) })
@@ -369,6 +370,17 @@ func (a *Agent) interrupt(params agentapi.KernelParams) (none, error) {
 	}
 	k.interruptRun(k.current.Load())
 	return none{}, nil
+}
+
+// settle gives a warm kernel a moment to say that it is ready: nobody waited for that when its sandbox was made.
+func (k *kernel) settle() {
+	if !k.warm {
+		return
+	}
+	select {
+	case <-k.ready:
+	case <-time.After(wordGrace):
+	}
 }
 
 func (k *kernel) describe() agentapi.Kernel {
