@@ -284,7 +284,7 @@ static int same_as_expected(const char *text, const char *end, long *open_files)
 
 // cove_born waits, in a kernel that has prepared for what most callers want, for the frame that says whose it is. Where that is as
 // expected, it does here what is left, says what it was given to say and waits for the first request: in Python the same would
-// touch so much memory that whoever waits would wait ten times as long. 0: the frame is another one, and still to be read.
+// touch so much memory that whoever waits would wait far longer. 0: the frame is another one, and still to be read.
 int cove_born(int sock, const void *ready, size_t length) {
     enum { HEADER = 8, CONTROL = 8 };
     static const char zeros[6];
