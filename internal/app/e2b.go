@@ -78,7 +78,9 @@ func (s *Server) openE2B(store *sqlstore.Store, m domain, keys *auth.Keys, t tem
 		return e2bParts{}, fmt.Errorf("template builds: %w", err)
 	}
 	s.undo.add("end template builds", func() error { builder.Close(); return nil })
-	control := e2b.New(e2b.Config{Domain: s.reachedBy(), Version: envdVersion, Secret: secret, MaxLifetime: s.cfg.Sandbox.MaxLifetime}, m, keys, store, builder, s.log)
+	control := e2b.New(e2b.Config{
+		Domain: s.reachedBy(), Version: envdVersion, Secret: secret, MaxLifetime: s.cfg.Sandbox.MaxLifetime, OpenSandboxes: s.cfg.E2B.OpenSandboxes,
+	}, m, keys, store, builder, s.log)
 	control.OnFailure(o.Failed)
 	builder.ResolveBy(control.Resolve)
 	tokens := target.NewTokens(secret)

@@ -44,6 +44,7 @@ type Config struct {
 	Server    Server    `toml:"server"`
 	Telemetry Telemetry `toml:"telemetry"`
 
+	E2B          E2B          `toml:"e2b"`
 	AgentSandbox AgentSandbox `toml:"agent_sandbox"`
 	Kubernetes   Kubernetes   `toml:"kubernetes"`
 }
@@ -98,6 +99,11 @@ func (t TLS) validate() error {
 		return fmt.Errorf("tls.listen %q: want HOST:PORT, or %s", t.Listen, TLSOff)
 	}
 	return nil
+}
+
+// E2B is what E2B's SDKs may ask for.
+type E2B struct {
+	OpenSandboxes bool `toml:"open_sandboxes"` // secure: false makes a sandbox that needs no token
 }
 
 // Log says what is logged, and how.

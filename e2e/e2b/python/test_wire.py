@@ -31,15 +31,13 @@ def test_the_older_create(v1, wire):
     made = v1(secure=True, metadata={"a": "b"})
     assert {"templateID", "sandboxID", "clientID", "envdVersion", "envdAccessToken"} <= made.keys()
     assert made["alias"] == "base"
-    plain = v1(secure=False)
-    assert "envdAccessToken" not in plain
     stat = {"path": "/etc/hostname"}
     path = "/filesystem.Filesystem/Stat"
-    assert wire.data("POST", plain["sandboxID"], 49983, path, json=stat).status_code == 200
-    refused = wire.data("POST", made["sandboxID"], 49983, path, json=stat)
-    assert refused.status_code == 401 and refused.json()["code"] in (401, "unauthenticated")
-    token = {"X-Access-Token": made["envdAccessToken"]}
-    assert wire.data("POST", made["sandboxID"], 49983, path, token, json=stat).status_code == 200
+    for made in (made, v1(), v1(secure=False)):
+        refused = wire.data("POST", made["sandboxID"], 49983, path, json=stat)
+        assert refused.status_code == 401 and refused.json()["code"] in (401, "unauthenticated")
+        token = {"X-Access-Token": made["envdAccessToken"]}
+        assert wire.data("POST", made["sandboxID"], 49983, path, token, json=stat).status_code == 200
 
 
 @pytest.mark.proves("GET /sandboxes/{id}")

@@ -40,7 +40,7 @@ type NewSandbox struct {
 	AutoPause       bool              `json:"autoPause"`
 	AutoPauseMemory *bool             `json:"autoPauseMemory"`
 	AutoResume      *AutoResume       `json:"autoResume"`
-	Secure          bool              `json:"secure"`
+	Secure          *bool             `json:"secure"`
 	Internet        *bool             `json:"allow_internet_access"`
 	Network         json.RawMessage   `json:"network"`
 	Metadata        map[string]string `json:"metadata"`
@@ -60,17 +60,22 @@ type Identity struct {
 	Tokens map[string]json.RawMessage `json:"tokens"`
 }
 
-func (a *API) createV1(c *call) error { return a.create(c, NewSandbox{}, timeoutV1) }
+func (a *API) createV1(c *call) error { return a.create(c, timeoutV1, a.cfg.OpenSandboxes) }
 
-// createV2 knows no word for it: a sandbox is always secured.
-func (a *API) createV2(c *call) error { return a.create(c, NewSandbox{Secure: true}, timeoutV2) }
+func (a *API) createV2(c *call) error { return a.create(c, timeoutV2, false) }
 
-func (a *API) create(c *call, req NewSandbox, timeout int32) error {
-	secured := req.Secure
+// create makes a sandbox. It has a token unless the caller says secure: false where mayBeOpen.
+//
+// Elsewhere secure: false makes a sandbox with a token all the same and is not refused: SDKs for Python from 1.5 until 2.0
+// send it in every create, and use the token that they are answered.
+func (a *API) create(c *call, timeout int32, mayBeOpen bool) error {
+	var req NewSandbox
 	if err := c.decode(&req); err != nil {
 		return err
 	}
-	req.Secure = req.Secure || secured
+	if !mayBeOpen {
+		req.Secure = nil
+	}
 	if req.Timeout == nil {
 		req.Timeout = &timeout
 	}
@@ -155,6 +160,9 @@ func (req *NewSandbox) check(longest time.Duration) error {
 	return nil
 }
 
+// secured reports whether the sandbox is to have a token, as every one has whose caller does not refuse it.
+func (req *NewSandbox) secured() bool { return req.Secure == nil || *req.Secure }
+
 func (req *NewSandbox) cold() bool { return req.AutoPauseMemory != nil && !*req.AutoPauseMemory }
 
 // given reports whether an optional object says anything.
@@ -169,7 +177,7 @@ func (req *NewSandbox) spec(from build.Resolved) (sandbox.Spec, error) {
 	if err != nil {
 		return sandbox.Spec{}, err
 	}
-	if network.private() && !req.Secure {
+	if network.private() && !req.secured() {
 		return sandbox.Spec{}, fault.New(fault.Invalid, "allowPublicTraffic: false needs secure: true")
 	}
 	policy, err := network.Policy(req.Internet)
@@ -211,7 +219,7 @@ func annotations(o target.Options) map[string]string {
 
 func (req *NewSandbox) options(from build.Resolved, n Network) target.Options {
 	return target.Options{
-		TemplateID: cmp.Or(from.ID, req.TemplateID), Alias: from.Alias, Secure: req.Secure, Timeout: int(*req.Timeout),
+		TemplateID: cmp.Or(from.ID, req.TemplateID), Alias: from.Alias, Secure: req.secured(), Timeout: int(*req.Timeout),
 		AutoPause: req.AutoPause, AutoPauseMemory: req.AutoPause && !req.cold(), AutoResume: req.AutoResume != nil && req.AutoResume.Enabled,
 		Internet: req.Internet, Network: n.shown(), PrivateTraffic: n.private(), MaskHost: n.MaskRequestHost,
 	}

@@ -75,7 +75,9 @@ type Config struct {
 	Version     string        // of envd, as claimed; SDKs turn on by it what the data plane serves
 	Secret      []byte        // what tokens are derived from
 	MaxLifetime time.Duration // the longest timeout; zero: 30 days
-	Facts       string        // the directory of a sandbox with files that tell it of itself; empty: /run/e2b, where it is the sandbox's own
+	// OpenSandboxes lets a caller of the first create make a sandbox without a token, by secure: false.
+	OpenSandboxes bool
+	Facts         string // the directory of a sandbox with files that tell it of itself; empty: /run/e2b, where it is the sandbox's own
 }
 
 // API answers the requests of the control plane.

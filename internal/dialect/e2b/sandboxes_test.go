@@ -55,15 +55,11 @@ func TestCreate(t *testing.T) {
 			t.Error(diff)
 		}
 	})
-	t.Run("an old create lives for 15 seconds and is open unless it says otherwise", func(t *testing.T) {
+	t.Run("an old create lives for 15 seconds", func(t *testing.T) {
 		var sb e2b.Sandbox
 		w.ask(http.StatusCreated, "POST", "/sandboxes", `{"templateID":"base"}`, &sb)
-		if d := w.detail(sb.SandboxID); sb.EnvdToken != "" || d.EnvdToken != "" || !near(d.EndAt, time.Now().Add(15*time.Second)) {
+		if d := w.detail(sb.SandboxID); !near(d.EndAt, time.Now().Add(15*time.Second)) {
 			t.Errorf("%+v ends at %v", sb, d.EndAt)
-		}
-		w.ask(http.StatusCreated, "POST", "/sandboxes", `{"templateID":"base","secure":true}`, &sb)
-		if sb.EnvdToken == "" {
-			t.Error("a secured sandbox has no token")
 		}
 	})
 	t.Run("processes find what E2B promises in their environment, and the caller's word is last", func(t *testing.T) {
@@ -192,7 +188,8 @@ func TestCreateRefuses(t *testing.T) {
 		w.create(`{"templateID":"base","timeout":3600}`)
 	})
 	t.Run("private traffic to an open sandbox is refused", func(t *testing.T) {
-		w.refused(w.send("POST", "/sandboxes", `{"templateID":"base","network":{"allowPublicTraffic":false}}`), http.StatusBadRequest)
+		w := newWorld(t, func(c *e2b.Config, _ *sandbox.Config) { c.OpenSandboxes = true })
+		w.refused(w.send("POST", "/sandboxes", `{"templateID":"base","secure":false,"network":{"allowPublicTraffic":false}}`), http.StatusBadRequest)
 	})
 	t.Run("a body that is too large is refused", func(t *testing.T) {
 		w.refused(w.send("POST", "/v2/sandboxes", `{"templateID":"`+strings.Repeat("x", 1<<20)+`"}`), http.StatusRequestEntityTooLarge)
@@ -417,5 +414,35 @@ func TestForkStartsWhatItsTemplateStarts(t *testing.T) {
 	}
 	if n := w.manager.Running(acme, ""); n != 3 {
 		t.Errorf("%d sandboxes run", n)
+	}
+}
+
+// A sandbox without a token is open to everybody who knows its id, so only the operator and the caller together make one.
+func TestCreateV1_Secure(t *testing.T) {
+	for name, c := range map[string]struct {
+		open   bool // the operator allows open sandboxes
+		secure string
+		token  bool
+	}{
+		"left out":                     {false, ``, true},
+		"null":                         {false, `,"secure":null`, true},
+		"asked for":                    {false, `,"secure":true`, true},
+		"refused by the caller":        {false, `,"secure":false`, true},
+		"left out, open ones allowed":  {true, ``, true},
+		"null, open ones allowed":      {true, `,"secure":null`, true},
+		"asked for, open ones allowed": {true, `,"secure":true`, true},
+		"refused, open ones allowed":   {true, `,"secure":false`, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, func(cfg *e2b.Config, _ *sandbox.Config) { cfg.OpenSandboxes = c.open })
+			for path, token := range map[string]bool{"/sandboxes": c.token, "/v2/sandboxes": true} {
+				var sb e2b.Sandbox
+				w.ask(http.StatusCreated, "POST", path, `{"templateID":"base"`+c.secure+`}`, &sb)
+				d := w.detail(sb.SandboxID)
+				if has := sb.EnvdToken != ""; has != token || d.EnvdToken != sb.EnvdToken {
+					t.Errorf("%s: create has token %q, detail %q; want a token: %v", path, sb.EnvdToken, d.EnvdToken, token)
+				}
+			}
+		})
 	}
 }
