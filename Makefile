@@ -11,7 +11,7 @@ SHELL_C := $(MAKER)/shell/shell.c $(MAKER)/shell/syscalls.h
 SHIM    := kernel/native/shim-$(GOARCH).so
 
 .DEFAULT_GOAL := build
-.PHONY: acceptance build run test test-all test-isolation test-e2b test-opensandbox test-agentsandbox test-python compat e2b-lock opensandbox-lock agentsandbox-lock python-lock fuzz bench bench-quick bench-smoke bench-plot bench-e2b bench-opensandbox bench-artifacts bench-datasets bench-langgraph bench-kubernetes simulate-kubernetes docs lint clean programs image image-files manifests test-chart cluster-up cluster-down test-cluster FORCE
+.PHONY: acceptance build run test test-all test-isolation test-chaos test-e2b test-opensandbox test-agentsandbox test-python compat e2b-lock opensandbox-lock agentsandbox-lock python-lock fuzz bench bench-quick bench-smoke bench-plot bench-e2b bench-opensandbox bench-artifacts bench-datasets bench-langgraph bench-kubernetes simulate-kubernetes docs lint clean programs image image-files manifests test-chart cluster-up cluster-down test-cluster FORCE
 
 build: bin/cove bin/cove-agent
 
@@ -57,6 +57,11 @@ test-all: build
 # Everything a sandbox must refuse, tried from inside.
 test-isolation: programs
 	$(GO) test -count=1 -v -run 'TestIsolation|TestTrust|TestOutOfMemory' ./internal/driver/native
+
+# Faults of running servers: what clients see, how long until service, what is lost, what is left over. Needs root; bin/chaos.json has the table.
+test-chaos: programs
+	mkdir -p bin
+	COVE_CHAOS=1 $(GO) test -count=1 -v -timeout 25m ./test/chaos
 
 # The published E2B SDKs, unmodified, against a server; the first run installs them from the lock files.
 test-e2b: programs
