@@ -17,6 +17,7 @@ const (
 	NotFound    Kind = "not_found"   // no such thing, or it is somebody else's
 	Conflict    Kind = "conflict"    // the thing is in a state that forbids this
 	Exhausted   Kind = "exhausted"   // a limit or quota is reached
+	DiskFull    Kind = "disk_full"   // a disk has no space: the sandbox's own, or the server's
 	Timeout     Kind = "timeout"     // the time given has passed
 	Unavailable Kind = "unavailable" // try again later
 	Gone        Kind = "gone"        // it existed and has ended

@@ -590,7 +590,7 @@ type Control struct {
 
 // Fault is a failure: what kind, and a sentence to act on.
 type Fault struct {
-	Kind    Kind   `json:"kind" enum:"internal,invalid,denied,unauthed,not_found,conflict,exhausted,timeout,unavailable,gone,unsupported"`
+	Kind    Kind   `json:"kind" enum:"internal,invalid,denied,unauthed,not_found,conflict,exhausted,disk_full,timeout,unavailable,gone,unsupported"`
 	Message string `json:"message"`
 }
 

@@ -142,7 +142,7 @@ func TestForkOnAFullDisk(t *testing.T) {
 			free := s.fill(t, c.leave)
 			defer free()
 			for range 5 { // more than one, so that what leaks adds up
-				expect(t, forks(), client.Exhausted, "the server's disk is full")
+				expect(t, forks(), client.DiskFull, "the server's disk is full")
 			}
 			if got := parent.value("x + 1"); got != "42" {
 				t.Errorf("the parent says %s", got)

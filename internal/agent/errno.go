@@ -49,7 +49,7 @@ func explain(err error, what string) error {
 	case syscall.EBUSY, syscall.ETXTBSY:
 		kind, sentence = fault.Conflict, "is in use"
 	case syscall.ENOSPC, syscall.EDQUOT:
-		kind, sentence = fault.Exhausted, "the disk is full"
+		kind, sentence = fault.DiskFull, "the disk is full"
 	case syscall.EFBIG:
 		kind, sentence = fault.Exhausted, "the file would be too large"
 	case syscall.EMFILE, syscall.ENFILE:

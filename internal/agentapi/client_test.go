@@ -239,10 +239,10 @@ func TestLeavingTheLoopCloses(t *testing.T) {
 
 func TestARefusedUploadSaysWhy(t *testing.T) {
 	c := peer(t, func(conn net.Conn, req agentapi.Request) {
-		end(conn, agentapi.End{Outcome: agentapi.OutcomeRefused, Fault: &agentapi.Fault{Kind: fault.Exhausted, Message: "the disk is full"}})
+		end(conn, agentapi.End{Outcome: agentapi.OutcomeRefused, Fault: &agentapi.Fault{Kind: fault.DiskFull, Message: "the disk is full"}})
 	})
 	_, err := c.Write(t.Context(), agentapi.WriteParams{Path: "x"}, bytes.NewReader(make([]byte, 8<<20)))
-	if !fault.Is(err, fault.Exhausted) {
+	if !fault.Is(err, fault.DiskFull) {
 		t.Error(err)
 	}
 }

@@ -26,7 +26,7 @@ var remedies = []struct {
 	{client.Denied, "", "use a key that may do this; `cove key create --admin` makes one"},
 	{client.Unauthed, "", "set COVE_API_KEY; the server's own key is in server/api_key of its data directory"},
 	{client.Gone, "", "`cove ps --all` lists what has ended, and why"},
-	{client.Exhausted, "disk is full", "free some, also with `cove image prune`"},
+	{client.DiskFull, "server's disk", "free some, also with `cove image prune`"},
 	{client.Exhausted, "", "end a sandbox with `cove kill`, or raise the limit in the server's configuration"},
 	{client.Unavailable, "host name", "check the name of the registry"},
 	{client.Unavailable, "operator", ""},

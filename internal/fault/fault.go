@@ -19,6 +19,7 @@ const (
 	NotFound    Kind = "not_found"   // no such thing, or it is somebody else's
 	Conflict    Kind = "conflict"    // the thing is in a state that forbids this
 	Exhausted   Kind = "exhausted"   // a limit or quota is reached
+	DiskFull    Kind = "disk_full"   // a disk has no space: the sandbox's own, or the server's
 	Timeout     Kind = "timeout"     // the time the caller gave has passed
 	Unavailable Kind = "unavailable" // try again later
 	Gone        Kind = "gone"        // it existed and has ended
@@ -26,7 +27,7 @@ const (
 )
 
 // Kinds lists every kind, for tables that must be total.
-var Kinds = []Kind{Internal, Invalid, Denied, Unauthed, NotFound, Conflict, Exhausted, Timeout, Unavailable, Gone, Unsupported}
+var Kinds = []Kind{Internal, Invalid, Denied, Unauthed, NotFound, Conflict, Exhausted, DiskFull, Timeout, Unavailable, Gone, Unsupported}
 
 // Error is a failure with a kind, a sentence for the caller and, for the operator, the chain below it.
 type Error struct {

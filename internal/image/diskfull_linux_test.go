@@ -26,9 +26,9 @@ func TestDiskFull(t *testing.T) {
 	w := open(t, func(c *image.Config) { c.Dir = dir })
 	t.Cleanup(w.Close)
 	_, err := w.pull(acme, p.push(t, "big:v1", newImage(t, 1, 1<<20)))
-	wantKind(t, err, fault.Exhausted, "disk is full")
+	wantKind(t, err, fault.DiskFull, "disk is full")
 	_, err = w.importAll("big", tarOf(t, tar.Header{Name: "f", Uname: string(bytes.Repeat([]byte("x"), 1<<20))}))
-	wantKind(t, err, fault.Exhausted, "disk is full")
+	wantKind(t, err, fault.DiskFull, "disk is full")
 	var st unix.Statfs_t
 	must(t, unix.Statfs(dir, &st))
 	if st.Bfree < st.Blocks*9/10 {

@@ -489,7 +489,7 @@ func (m *Manager) explainBreak(ctx context.Context, e *entry, err error) error {
 func (m *Manager) whyGone(ctx context.Context, e *entry, err error) error {
 	switch fault.KindOf(err) {
 	case fault.NotFound, fault.Gone, fault.Unavailable:
-	case fault.Internal, fault.Invalid, fault.Denied, fault.Unauthed, fault.Conflict, fault.Exhausted, fault.Timeout, fault.Unsupported:
+	case fault.Internal, fault.Invalid, fault.Denied, fault.Unauthed, fault.Conflict, fault.Exhausted, fault.DiskFull, fault.Timeout, fault.Unsupported:
 		return err
 	}
 	if ctx.Err() != nil {

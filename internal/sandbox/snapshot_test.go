@@ -78,9 +78,9 @@ func TestSnapshot(t *testing.T) {
 			id := w.create(sandbox.Spec{}).ID
 			_, err := w.Snapshot(t.Context(), globex, id, "x", "")
 			wantKind(t, err, fault.NotFound)
-			w.driver.failWith(failing("snapshot", 1, fault.New(fault.Exhausted, "the disk is full")))
+			w.driver.failWith(failing("snapshot", 1, fault.New(fault.DiskFull, "the server's disk is full")))
 			_, err = w.Snapshot(t.Context(), acme, id, "x", "")
-			wantKind(t, err, fault.Exhausted)
+			wantKind(t, err, fault.DiskFull)
 			if _, err := w.Kill(t.Context(), acme, id); err != nil {
 				t.Fatal(err)
 			}

@@ -46,7 +46,7 @@ func inWords(err error) error {
 	state := sqlState(err)
 	switch class := state[:min(2, len(state))]; {
 	case state == stateDiskFull:
-		return fault.Wrap(fault.Exhausted, err, "the database's disk is full: nothing can be recorded")
+		return fault.Wrap(fault.DiskFull, err, "the database's disk is full: nothing can be recorded")
 	case state == stateReadOnly:
 		return fault.Wrap(fault.Unavailable, err, "the database takes no changes at the moment: try again later")
 	case state == stateLockTimeout:

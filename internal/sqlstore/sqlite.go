@@ -142,7 +142,7 @@ func code(err error) int {
 // roomless says in plain words that the host's disk is full.
 func roomless(err error) error {
 	if code(err) == sqlite3.SQLITE_FULL {
-		return fault.Wrap(fault.Exhausted, err, "the server's disk is full: nothing can be recorded")
+		return fault.Wrap(fault.DiskFull, err, "the server's disk is full: nothing can be recorded")
 	}
 	return err
 }

@@ -49,7 +49,7 @@ func mark(info fs.FileInfo) string {
 // full says in plain words that the host's disk is full.
 func full(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return fault.Wrap(fault.Exhausted, err, "the server's disk is full: nothing can be kept")
+		return fault.Wrap(fault.DiskFull, err, "the server's disk is full: nothing can be kept")
 	}
 	return err
 }

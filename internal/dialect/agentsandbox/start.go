@@ -310,7 +310,7 @@ func (p *pass) cannot(err error) time.Duration {
 		return never // whoever interrupted it has woken it
 	}
 	switch fault.KindOf(err) {
-	case fault.Exhausted, fault.Unavailable, fault.Timeout, fault.Conflict, fault.Gone, fault.Internal:
+	case fault.Exhausted, fault.DiskFull, fault.Unavailable, fault.Timeout, fault.Conflict, fault.Gone, fault.Internal:
 		return p.later(err)
 	case fault.Invalid, fault.Denied, fault.Unauthed, fault.NotFound, fault.Unsupported:
 	}

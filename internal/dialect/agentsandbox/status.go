@@ -53,6 +53,7 @@ const (
 	reasonMedia        = "UnsupportedMediaType"
 	reasonTooLarge     = "RequestEntityTooLarge"
 	reasonTooMany      = "TooManyRequests"
+	reasonNoStorage    = "InsufficientStorage" // Kubernetes has no reason for this status
 	reasonTimeout      = "Timeout"
 	reasonUnavailable  = "ServiceUnavailable"
 	reasonInternal     = "InternalError"
@@ -74,6 +75,8 @@ func Status(kind fault.Kind) (code int, reason string) {
 		return http.StatusConflict, reasonConflict
 	case fault.Exhausted:
 		return http.StatusTooManyRequests, reasonTooMany
+	case fault.DiskFull:
+		return http.StatusInsufficientStorage, reasonNoStorage
 	case fault.Timeout:
 		return http.StatusGatewayTimeout, reasonTimeout
 	case fault.Unavailable:

@@ -33,6 +33,13 @@ func TestEveryKindOfFaultHasAStatusOfItsOwn(t *testing.T) {
 	}
 }
 
+// TestStatus_DiskFull: clients retry a 429, which does not empty a disk.
+func TestStatus_DiskFull(t *testing.T) {
+	if got := cove.Status(fault.DiskFull); got != http.StatusInsufficientStorage {
+		t.Errorf("a full disk is %d", got)
+	}
+}
+
 func TestASandboxIsCreatedUsedAndKilled(t *testing.T) {
 	w := newWorld(t)
 	sb := w.sandbox(t)

@@ -16,6 +16,7 @@ var statuses = map[fault.Kind]int{
 	fault.NotFound:    http.StatusNotFound,
 	fault.Conflict:    http.StatusConflict,
 	fault.Exhausted:   http.StatusTooManyRequests,
+	fault.DiskFull:    http.StatusInsufficientStorage,
 	fault.Timeout:     http.StatusGatewayTimeout,
 	fault.Unavailable: http.StatusServiceUnavailable,
 	fault.Gone:        http.StatusGone,

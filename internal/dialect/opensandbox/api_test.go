@@ -26,6 +26,12 @@ func TestEveryKindOfFailureHasAStatusAndACode(t *testing.T) {
 	}
 }
 
+func TestStatus_DiskFull(t *testing.T) {
+	if status, code := opensandbox.Status(fault.DiskFull); status != http.StatusInsufficientStorage || code != "SANDBOX::INSUFFICIENT_STORAGE" {
+		t.Errorf("a full disk is %d %s", status, code)
+	}
+}
+
 func TestASandboxIsMadeShownAndEnded(t *testing.T) {
 	w := newWorld(t)
 	got := w.ask("POST", "/v1/sandboxes", `{"image":{"uri":"python:3.12","auth":{"username":"u","password":"p"}},"timeout":300,

@@ -193,7 +193,7 @@ func pullFault(err error) error {
 		return withStatus(http.StatusBadRequest, codePull, err)
 	case fault.Denied, fault.Unauthed: // a 401 would be about our key
 		return withStatus(http.StatusForbidden, codePull, err)
-	case fault.Conflict, fault.Exhausted, fault.Unavailable, fault.Timeout, fault.Gone, fault.Internal:
+	case fault.Conflict, fault.Exhausted, fault.DiskFull, fault.Unavailable, fault.Timeout, fault.Gone, fault.Internal:
 	}
 	return withStatus(http.StatusInternalServerError, codePull, err)
 }
@@ -204,7 +204,7 @@ func (a *API) startFault(ctx context.Context, who auth.Principal, spec sandbox.S
 		return mount
 	}
 	switch fault.KindOf(err) {
-	case fault.Internal, fault.Unavailable, fault.Timeout, fault.NotFound: // of a template that was there a moment ago
+	case fault.Internal, fault.DiskFull, fault.Unavailable, fault.Timeout, fault.NotFound: // of a template that was there a moment ago
 		return withStatus(http.StatusInternalServerError, codeStart, err)
 	case fault.Gone: // somebody ended it while it started
 		return withStatus(http.StatusConflict, codeStart, err)

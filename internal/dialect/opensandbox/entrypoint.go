@@ -64,7 +64,7 @@ func entrypointFault(err error) error {
 	switch fault.KindOf(err) {
 	case fault.Invalid, fault.NotFound, fault.Denied:
 		return withStatus(http.StatusBadRequest, codeEntrypoint, fault.Wrap(fault.Invalid, err, "the entrypoint cannot be started: %s", fault.Message(err)))
-	case fault.Internal, fault.Unavailable, fault.Timeout:
+	case fault.Internal, fault.DiskFull, fault.Unavailable, fault.Timeout:
 		return withStatus(http.StatusInternalServerError, codeStart, err)
 	case fault.Unauthed, fault.Conflict, fault.Exhausted, fault.Gone, fault.Unsupported:
 	}

@@ -26,6 +26,7 @@ const (
 	codeNotPaused       = "DOCKER::SANDBOX_NOT_PAUSED"
 	codeConflict        = "SANDBOX::CONFLICT"
 	codeExhausted       = "SANDBOX::TOO_MANY_REQUESTS"
+	codeDiskFull        = "SANDBOX::INSUFFICIENT_STORAGE"
 	codeTimeout         = "SANDBOX::TIMEOUT"
 	codeUnavailable     = "DOCKER::INITIALIZATION_ERROR"
 	codeExpiration      = "DOCKER::INVALID_EXPIRATION"
@@ -58,6 +59,8 @@ func Status(kind fault.Kind) (status int, code string) {
 		return http.StatusConflict, codeConflict
 	case fault.Exhausted:
 		return http.StatusTooManyRequests, codeExhausted
+	case fault.DiskFull:
+		return http.StatusInsufficientStorage, codeDiskFull
 	case fault.Timeout:
 		return http.StatusGatewayTimeout, codeTimeout
 	case fault.Unavailable:

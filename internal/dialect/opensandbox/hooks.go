@@ -89,7 +89,7 @@ func hookFault(err error) error {
 	switch fault.KindOf(err) {
 	case fault.Invalid, fault.NotFound, fault.Denied, fault.Unsupported:
 		return withStatus(http.StatusBadRequest, codeStart, fault.Wrap(fault.Invalid, err, "the preStart hook cannot be started: %s", fault.Message(err)))
-	case fault.Internal, fault.Unavailable, fault.Timeout:
+	case fault.Internal, fault.DiskFull, fault.Unavailable, fault.Timeout:
 		return withStatus(http.StatusInternalServerError, codeStart, err)
 	case fault.Gone: // its time passed, or somebody ended it
 		return withStatus(http.StatusConflict, codeStart, fault.Wrap(fault.Conflict, err, "the sandbox ended while its preStart hook ran: %s", fault.Message(err)))

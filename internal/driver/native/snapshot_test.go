@@ -521,7 +521,7 @@ func TestSnapshotOnAFullDisk(t *testing.T) {
 	}
 	before := free(t, dir)
 	_, err := m.driver.Snapshot(t.Context(), sandbox.SnapshotRequest{ID: b.id, Tenant: tenant, Name: "large"})
-	if !fault.Is(err, fault.Exhausted) || !strings.Contains(fault.Message(err), "disk is full") {
+	if !fault.Is(err, fault.DiskFull) || !strings.Contains(fault.Message(err), "disk is full") {
 		t.Errorf("got %v", err)
 	}
 	for deadline := time.Now().Add(20 * time.Second); free(t, dir) < before-(2<<20); time.Sleep(50 * time.Millisecond) {

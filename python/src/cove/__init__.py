@@ -33,6 +33,7 @@ from .errors import (
     Conflict,
     CoveError,
     Denied,
+    DiskFull,
     Exhausted,
     Gone,
     Invalid,
@@ -47,7 +48,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Artifact", "ArtifactDataset", "ArtifactInfo", "AsyncArtifact", "AsyncCove", "AsyncSandbox", "AsyncSession", "AsyncSessionOutput",
-    "Checkpoint", "CodeError", "Conflict", "Cove", "CoveError", "Dataset", "Denied", "Entry", "Event", "Exhausted", "Gone", "Invalid",
+    "Checkpoint", "CodeError", "Conflict", "Cove", "CoveError", "Dataset", "Denied", "DiskFull", "Entry", "Event", "Exhausted", "Gone", "Invalid",
     "Limits", "Lineage", "Link", "Network", "NotCopied", "NotFound", "Output", "Result", "RunLimits", "RunUsage", "Sandbox", "SandboxInfo",
     "SandboxUsage", "Session", "SessionDatasets", "SessionInfo", "SessionLoss", "SessionOutput", "SessionState", "SessionVariable",
     "SnippetResult", "TemplateInfo", "Timeout", "Unauthorized", "Unavailable", "Unsupported",

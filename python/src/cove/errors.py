@@ -62,6 +62,12 @@ class Exhausted(CoveError):
     kind = "exhausted"
 
 
+class DiskFull(Exhausted):
+    """A disk has no space: the sandbox's own, or the server's."""
+
+    kind = "disk_full"
+
+
 class Timeout(CoveError):
     """The time given has passed."""
 
@@ -92,12 +98,12 @@ class Unsupported(CoveError):
 
 _KINDS: dict[str, type[CoveError]] = {
     cls.kind: cls
-    for cls in (Invalid, Denied, Unauthorized, NotFound, Conflict, Exhausted, Timeout, Unavailable, Gone, Unsupported)
+    for cls in (Invalid, Denied, Unauthorized, NotFound, Conflict, Exhausted, DiskFull, Timeout, Unavailable, Gone, Unsupported)
 }
 
 # What an answer without a body of ours means: something between us and the server spoke.
 _STATUSES = {400: "invalid", 401: "unauthed", 403: "denied", 404: "not_found", 409: "conflict", 410: "gone", 429: "exhausted",
-             501: "unsupported", 502: "unavailable", 503: "unavailable", 504: "timeout"}
+             501: "unsupported", 502: "unavailable", 503: "unavailable", 504: "timeout", 507: "disk_full"}
 
 
 def fault(kind: str, message: str, status: int = 0, request_id: str = "") -> CoveError:

@@ -22,6 +22,8 @@ func Status(kind fault.Kind) int {
 		return http.StatusConflict
 	case fault.Exhausted:
 		return http.StatusRequestEntityTooLarge
+	case fault.DiskFull:
+		return http.StatusInsufficientStorage
 	case fault.Timeout:
 		return http.StatusRequestTimeout
 	case fault.Unsupported:

@@ -236,7 +236,7 @@ func (rt *Runtime) notStarted(ctx context.Context, r *run, err error) {
 		return
 	}
 	switch fault.KindOf(err) {
-	case fault.Invalid, fault.Exhausted:
+	case fault.Invalid, fault.Exhausted, fault.DiskFull:
 		r.finish(executed{ExitCode: 1, Stderr: fault.Message(err)}, nil)
 	case fault.Denied:
 		r.finish(executed{ExitCode: exitDenied, Stderr: fault.Message(err)}, nil)

@@ -248,7 +248,7 @@ func codeOf(kind fault.Kind) connect.Code {
 		return connect.CodeNotFound
 	case fault.Conflict:
 		return connect.CodeFailedPrecondition
-	case fault.Exhausted:
+	case fault.Exhausted, fault.DiskFull:
 		return connect.CodeResourceExhausted
 	case fault.Timeout:
 		return connect.CodeDeadlineExceeded

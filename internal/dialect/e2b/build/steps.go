@@ -177,7 +177,7 @@ func (s *site) doWorkdir(ctx context.Context, args []string) error {
 
 // wrapStep says what did not work, where it was the caller's doing: what a step asks for is not there, or cannot be.
 func wrapStep(err error, format string, args ...any) error {
-	if err == nil || !slices.Contains([]fault.Kind{fault.Invalid, fault.NotFound, fault.Denied, fault.Conflict, fault.Exhausted}, fault.KindOf(err)) {
+	if err == nil || !slices.Contains([]fault.Kind{fault.Invalid, fault.NotFound, fault.Denied, fault.Conflict, fault.Exhausted, fault.DiskFull}, fault.KindOf(err)) {
 		return err
 	}
 	what := fault.Message(fault.New(fault.Invalid, format, args...))

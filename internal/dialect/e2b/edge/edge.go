@@ -211,6 +211,8 @@ func (e *Edge) unexpected(r *http.Request, at route, err error) *refusal {
 		return &refusal{status: http.StatusConflict, message: fault.Message(err)}
 	case fault.Exhausted:
 		return &refusal{status: http.StatusTooManyRequests, message: fault.Message(err)}
+	case fault.DiskFull:
+		return &refusal{status: http.StatusInsufficientStorage, message: fault.Message(err)}
 	case fault.Denied:
 		return &refusal{status: http.StatusForbidden, message: fault.Message(err)}
 	case fault.Unavailable, fault.Timeout, fault.Unsupported, fault.Invalid, fault.Unauthed:

@@ -34,6 +34,7 @@ func code(kind fault.Kind) connect.Code {
 		return connect.CodeUnavailable
 	case fault.Unsupported:
 		return connect.CodeUnimplemented
+	case fault.DiskFull: // as envd; the SDKs take resource_exhausted for a limit of requests
 	case fault.Internal:
 	}
 	return connect.CodeInternal
@@ -69,7 +70,7 @@ func (h *Handler) explain(ctx context.Context, err error) error {
 		if ctx.Err() == nil && (lookup != nil || sb.State != sandbox.StateRunning) {
 			panic(http.ErrAbortHandler)
 		}
-	case fault.Internal, fault.Invalid, fault.Denied, fault.Unauthed, fault.Exhausted, fault.Timeout, fault.Unsupported:
+	case fault.Internal, fault.Invalid, fault.Denied, fault.Unauthed, fault.Exhausted, fault.DiskFull, fault.Timeout, fault.Unsupported:
 	}
 	return err
 }

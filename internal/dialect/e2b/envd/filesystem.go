@@ -124,7 +124,7 @@ func (s *filesystem) notDir(ctx context.Context, at string, err error) error {
 		return connect.NewError(connect.CodeInvalidArgument, errors.New("path is not a directory: "+at))
 	case fault.NotFound:
 		return connect.NewError(connect.CodeNotFound, errors.New("directory not found: "+at))
-	case fault.Internal, fault.Denied, fault.Unauthed, fault.Conflict, fault.Exhausted, fault.Timeout, fault.Unavailable, fault.Gone, fault.Unsupported:
+	case fault.Internal, fault.Denied, fault.Unauthed, fault.Conflict, fault.Exhausted, fault.DiskFull, fault.Timeout, fault.Unavailable, fault.Gone, fault.Unsupported:
 	}
 	return s.failed(ctx, err)
 }

@@ -161,7 +161,7 @@ func ptySize(p *envdpb.PTY) agentapi.PTYSize {
 func (s *processes) notStarted(ctx context.Context, err error) error {
 	err = s.explain(ctx, err)
 	switch fault.KindOf(err) {
-	case fault.NotFound, fault.Denied, fault.Conflict, fault.Exhausted:
+	case fault.NotFound, fault.Denied, fault.Conflict, fault.Exhausted, fault.DiskFull:
 		err = fault.Wrap(fault.Invalid, err, "error starting process: %s", fault.Message(err))
 	case fault.Internal, fault.Invalid, fault.Unauthed, fault.Timeout, fault.Unavailable, fault.Gone, fault.Unsupported:
 	}
@@ -288,7 +288,7 @@ func (s *processes) unknown(ctx context.Context, which agentapi.Target, err erro
 		return connect.NewError(connect.CodeNotFound, errors.New(text))
 	case fault.Conflict, fault.Gone:
 		return connect.NewError(connect.CodeInternal, errors.New(fault.Message(err)))
-	case fault.Internal, fault.Invalid, fault.Denied, fault.Unauthed, fault.Exhausted, fault.Timeout, fault.Unavailable, fault.Unsupported:
+	case fault.Internal, fault.Invalid, fault.Denied, fault.Unauthed, fault.Exhausted, fault.DiskFull, fault.Timeout, fault.Unavailable, fault.Unsupported:
 	}
 	return s.failed(ctx, err)
 }

@@ -166,8 +166,8 @@ func unwritten(at string, broken, err error) error {
 	switch {
 	case broken != nil:
 		return fault.Wrap(fault.Invalid, broken, "error reading the upload: %v", broken)
-	case fault.Is(err, fault.Exhausted):
-		return fault.Wrap(fault.Exhausted, err, "not enough disk space available: %s", fault.Message(err))
+	case fault.Is(err, fault.DiskFull):
+		return fault.Wrap(fault.DiskFull, err, "not enough disk space available: %s", fault.Message(err))
 	case fault.Is(err, fault.Invalid) && strings.HasSuffix(fault.Message(err), "is a directory"):
 		return fault.Wrap(fault.Invalid, err, "path is a directory: %s", at)
 	}

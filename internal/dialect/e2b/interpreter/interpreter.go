@@ -159,6 +159,8 @@ func statusOf(kind fault.Kind) int {
 		return http.StatusNotFound
 	case fault.Exhausted:
 		return http.StatusTooManyRequests
+	case fault.DiskFull:
+		return http.StatusInsufficientStorage
 	case fault.Unauthed:
 		return http.StatusUnauthorized
 	case fault.Denied:

@@ -80,6 +80,9 @@ func TestEveryFailureHasAStatus(t *testing.T) {
 			t.Errorf("%s is %d", kind, got)
 		}
 	}
+	if got := target.Status(fault.DiskFull); got != 507 {
+		t.Errorf("a full disk is %d", got)
+	}
 	if got := target.Status(fault.Unsupported); got != 501 {
 		t.Errorf("what this server cannot do is %d", got)
 	}

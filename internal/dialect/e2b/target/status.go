@@ -21,6 +21,8 @@ func Status(kind fault.Kind) int {
 		return http.StatusConflict
 	case fault.Exhausted:
 		return http.StatusTooManyRequests
+	case fault.DiskFull:
+		return http.StatusInsufficientStorage
 	case fault.Timeout:
 		return http.StatusGatewayTimeout
 	case fault.Unavailable:

@@ -130,6 +130,8 @@ func statusOf(kind fault.Kind) (status int, code string) {
 		return http.StatusConflict, "DOCKER::SANDBOX_NOT_RUNNING"
 	case fault.Exhausted:
 		return http.StatusTooManyRequests, "EGRESS::BUSY"
+	case fault.DiskFull:
+		return http.StatusInsufficientStorage, "SANDBOX::INSUFFICIENT_STORAGE"
 	case fault.Timeout:
 		return http.StatusGatewayTimeout, "EGRESS::TIMEOUT"
 	case fault.Unavailable:

@@ -56,6 +56,8 @@ func statusOf(kind fault.Kind) (status int, code string) {
 		return http.StatusConflict, codeRuntime
 	case fault.Exhausted:
 		return http.StatusTooManyRequests, codeRuntime
+	case fault.DiskFull:
+		return http.StatusInsufficientStorage, codeRuntime
 	case fault.Timeout:
 		return http.StatusGatewayTimeout, codeRuntime
 	case fault.Unavailable:

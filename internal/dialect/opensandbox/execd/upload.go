@@ -152,7 +152,7 @@ func (u *uploading) file(ctx context.Context, part io.Reader) error {
 
 // unwritten says why there is no file: what should be its parent is none, the disk is full.
 func unwritten(err error) error {
-	if fault.Is(err, fault.Exhausted) {
+	if fault.Is(err, fault.DiskFull) {
 		return &refusal{http.StatusInsufficientStorage, codeFile, "not enough disk space: " + fault.Message(err)}
 	}
 	return fileError(err)

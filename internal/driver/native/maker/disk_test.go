@@ -328,7 +328,7 @@ func TestNoRoomForACopy(t *testing.T) {
 	if uerr := unix.Unmount(small, 0); uerr != nil {
 		t.Errorf("something holds the file system of the copy: %v", uerr)
 	}
-	if !fault.Is(err, fault.Exhausted) {
+	if !fault.Is(err, fault.DiskFull) {
 		t.Errorf("got %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(k.At, "0/u/file"), []byte("goes on"), 0o600); err != nil {

@@ -115,7 +115,7 @@ func (m *Maker) RemoveTemplate(ctx context.Context, tenant, name string) error {
 // spaceless says in plain words that the host's disk is full.
 func spaceless(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return fault.Wrap(fault.Exhausted, err, "the server's disk is full: a copy of the sandbox's files does not fit")
+		return fault.Wrap(fault.DiskFull, err, "the server's disk is full: a copy of the sandbox's files does not fit")
 	}
 	return err
 }

@@ -274,7 +274,7 @@ func (v *volumes) format(ctx context.Context, f *os.File, size int64) error {
 // fullHost says in plain words that the host's disk is full.
 func fullHost(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return fault.Wrap(fault.Exhausted, err, "the server's disk is full")
+		return fault.Wrap(fault.DiskFull, err, "the server's disk is full")
 	}
 	return err
 }

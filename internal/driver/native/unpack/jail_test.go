@@ -195,7 +195,7 @@ func TestAFullDiskIsSaid(t *testing.T) {
 	}
 	defer unix.Unmount(at, unix.MNT_DETACH)
 	data := archive(t, file("a", strings.Repeat("x", 1<<19)))
-	if _, err := jailed(t, at, data, request(data)); !fault.Is(err, fault.Exhausted) || !strings.Contains(fault.Message(err), "disk is full") {
+	if _, err := jailed(t, at, data, request(data)); !fault.Is(err, fault.DiskFull) || !strings.Contains(fault.Message(err), "disk is full") {
 		t.Error(err)
 	}
 }

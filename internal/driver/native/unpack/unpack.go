@@ -100,7 +100,7 @@ func (u *unpacker) explain(h *tar.Header, err error) error {
 	case errors.As(err, &told), errors.As(err, &cut):
 		return err
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return fault.Wrap(fault.Exhausted, err, "the server's disk is full: a layer of the image does not fit")
+		return fault.Wrap(fault.DiskFull, err, "the server's disk is full: a layer of the image does not fit")
 	case errors.Is(err, unix.EXDEV), errors.Is(err, unix.ELOOP):
 		return refused(h, "lies behind a link that leads out of the layer")
 	case errors.Is(err, unix.ENOTDIR):
