@@ -394,7 +394,9 @@ func (m *Manager) abandon(ctx context.Context, e *entry, err error) error {
 		message = "the server stopped while it was starting"
 		err = fault.Wrap(fault.Unavailable, err, "the server is shutting down; try again")
 	}
-	if !e.ask(CauseStartFail, message) { // somebody ended it, or it ended by itself
+	// It has ended already, by another's request or by itself. What the driver ended because the start failed has no
+	// other reason than err.
+	if !e.ask(CauseStartFail, message) && e.snapshot().Cause != CauseStartFail {
 		err = goneError(e.snapshot())
 	}
 	e.mu.Lock()

@@ -568,6 +568,18 @@ func TestFailedCreate(t *testing.T) {
 				t.Fatalf("the cause is %q", sb.CauseMessage)
 			}
 		},
+		"a start that the driver ends itself says why": func(t *testing.T, w *world) {
+			w.driver.onStart = func(_ context.Context, r sandbox.StartRequest) error {
+				w.driver.die(sandbox.Ended{ID: r.ID, Cause: sandbox.CauseStartFail, Message: "the host is too busy", At: time.Now()})
+				synctest.Wait() // the Manager has heard
+				return fault.New(fault.Unavailable, "the host is too busy")
+			}
+			_, _, err := w.Create(t.Context(), acme, sandbox.Spec{})
+			wantKind(t, err, fault.Unavailable)
+			if sb := w.wantEnded(w.all()[0].ID, sandbox.CauseStartFail); sb.CauseMessage != "the host is too busy" {
+				t.Fatalf("the cause is %q", sb.CauseMessage)
+			}
+		},
 		"a row that cannot be inserted leaves nothing": func(t *testing.T, w *world) {
 			w.store.failWith(failing("insert", 1, errBoom))
 			if _, _, err := w.Create(t.Context(), acme, sandbox.Spec{Key: "k"}); !errors.Is(err, errBoom) {

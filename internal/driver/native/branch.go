@@ -68,7 +68,8 @@ func (d *Driver) Fork(ctx context.Context, r sandbox.ForkRequest) (sandbox.Forke
 	return d.welcome(ctx, r, forked, got.response.Tokens, got.files)
 }
 
-const agentWord = 300 * time.Millisecond
+// agentWord is how long the agent has to say why a fork failed after the maker gave it up.
+const agentWord = 3 * time.Second
 
 type madeBranches struct {
 	response wire.Response
@@ -181,9 +182,11 @@ func (d *Driver) welcome(ctx context.Context, r sandbox.ForkRequest, forked sand
 // abandonAll stops what there may be of the children of a fork that failed.
 func (d *Driver) abandonAll(children []sandbox.ForkChild, cause error) error {
 	errs := make([]error, len(children))
+	ctx, cancel := context.WithTimeout(context.Background(), abandonTime)
+	defer cancel()
 	var work sync.WaitGroup
 	for i, c := range children {
-		work.Go(func() { errs[i] = d.abandon(c.ID, nil) })
+		work.Go(func() { errs[i] = d.stop(ctx, c.ID, sandbox.CauseStartFail, whyAbandoned(cause)) })
 	}
 	work.Wait()
 	return errors.Join(append([]error{cause}, errs...)...)

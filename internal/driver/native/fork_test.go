@@ -114,6 +114,18 @@ func TestForkCopiesVariablesAndFiles(t *testing.T) {
 	parent.says("in the parent", "print(len(x), open('/tmp/f').read())", "1000 parent")
 }
 
+// TestFork_BusySandbox forks a sandbox whose commands use up its little processor time: the copy waits seconds for its own.
+func TestFork_BusySandbox(t *testing.T) {
+	parent := start(t)
+	parent.value("import subprocess; busy = [subprocess.Popen(['sh', '-c', 'while :; do :; done']) for _ in range(60)]")
+	little := template.Limits{CPUs: 0.1, MemoryBytes: 512 << 20, Pids: 128}
+	if err := parent.driver.Change(t.Context(), parent.id, sandbox.Change{Limits: &little}); err != nil {
+		t.Fatal(err)
+	}
+	branches, _ := parent.fork(1)
+	branches[0].says("the branch", "print(len(busy))", "60")
+}
+
 // TestForkCopiesWhatAKernelHolds has both sides use and change what they had in common.
 func TestForkCopiesWhatAKernelHolds(t *testing.T) {
 	for _, c := range []struct{ claim, before, parent, saysParent, branch, saysBranch string }{

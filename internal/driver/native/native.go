@@ -183,10 +183,25 @@ func awaitKernel(ctx context.Context, agent *agentapi.Client, name, token string
 
 // abandon stops a sandbox whose start failed; the caller's context may be what failed, so it gets its own.
 func (d *Driver) abandon(id string, cause error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), abandonTime)
 	defer cancel()
-	return errors.Join(cause, d.Stop(ctx, id, sandbox.CauseStartFail))
+	return errors.Join(cause, d.stop(ctx, id, sandbox.CauseStartFail, whyAbandoned(cause)))
 }
+
+// whyAbandoned is what a sandbox's owner is told of a start that failed.
+func whyAbandoned(cause error) string {
+	switch {
+	case fault.KindOf(cause) != fault.Internal:
+	case errors.Is(cause, context.Canceled):
+		return "its caller left while it was starting"
+	case errors.Is(cause, context.DeadlineExceeded):
+		return "it did not start in time"
+	}
+	return fault.Message(cause)
+}
+
+// abandonTime is how long the end of a sandbox whose start failed is waited for.
+const abandonTime = 50 * time.Second
 
 func (d *Driver) agent(id string) *agentapi.Client {
 	return agentapi.NewClient(func(ctx context.Context) (net.Conn, error) { return d.Dial(ctx, id) })
@@ -315,7 +330,11 @@ func (d *Driver) Usage(ctx context.Context, id string) (sandbox.Usage, error) {
 
 // Stop ends a sandbox.
 func (d *Driver) Stop(ctx context.Context, id string, cause sandbox.Cause) error {
-	_, _, err := d.call(ctx, wire.Request{Op: wire.OpStop, ID: id, Cause: cause})
+	return d.stop(ctx, id, cause, "")
+}
+
+func (d *Driver) stop(ctx context.Context, id string, cause sandbox.Cause, message string) error {
+	_, _, err := d.call(ctx, wire.Request{Op: wire.OpStop, ID: id, Cause: cause, Message: message})
 	d.dropChannel(id, nil)
 	return err
 }

@@ -12,8 +12,9 @@ import (
 )
 
 // freezePatience is how long the tasks of a group may take to stop. An idle group takes a fifth of a millisecond; one
-// whose tasks wait for a disk in a way that nothing can interrupt takes as long as the disk does.
-const freezePatience = 2 * time.Second
+// whose tasks wait for a disk in a way that nothing can interrupt takes as long as the disk does, and one that has used
+// up its processor time takes seconds, because each of its tasks must run to stop.
+const freezePatience = 20 * time.Second
 
 // freezeMoment is how long they are looked at without a pause.
 const freezeMoment = 200 * time.Microsecond

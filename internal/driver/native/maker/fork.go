@@ -293,10 +293,17 @@ func whyNotCopied(err error) error {
 		return fault.Wrap(fault.Exhausted, err, "the sandbox has as many processes as it may have, and its branches begin there, each with one")
 	case errors.Is(err, unix.ENOMEM):
 		return fault.Wrap(fault.Exhausted, err, "the sandbox has no memory left to be forked")
+	case errors.Is(err, trace.ErrLate):
+		return errNoTime(err)
 	case fault.KindOf(err) != fault.Internal:
 		return err
 	}
 	return fault.Wrap(fault.Unavailable, err, "the kernel's memory could not be copied")
+}
+
+// errNoTime explains a fork whose processes waited too long for a processor.
+func errNoTime(err error) error {
+	return fault.Wrap(fault.Unavailable, err, "the kernel's memory could not be copied in time: the sandbox or the host is too busy; stop what runs in the sandbox or try again later")
 }
 
 // measure refuses a copy that a branch could not hold. Pages that are not written again stay charged to whoever wrote
@@ -443,6 +450,8 @@ func (f *fork) become(b *baby, left func()) error {
 		return nil
 	case b.shell.group.OOMKills() > 0:
 		return errTooLittle
+	case errors.Is(err, trace.ErrLate):
+		return errNoTime(err)
 	case fault.KindOf(err) != fault.Internal:
 		return err
 	}

@@ -233,7 +233,7 @@ func makeCove(at, nameserver string) error {
 func freezeMount(at string) error {
 	for begun := time.Now(); ; time.Sleep(time.Millisecond) {
 		err := unix.Mount("", at, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV, "")
-		if !errors.Is(err, unix.EBUSY) || time.Since(begun) > time.Second {
+		if !errors.Is(err, unix.EBUSY) || time.Since(begun) > 10*time.Second {
 			return err
 		}
 	}

@@ -51,7 +51,7 @@ func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token stri
 	defer l.turn.RUnlock()
 	defer func() {
 		if err != nil {
-			m.end(l, sandbox.CauseStartFail, err.Error())
+			m.end(l, sandbox.CauseStartFail, fault.Message(err))
 		}
 	}()
 	if err := m.adjust(l, r.Limits, r.Network); err != nil {
@@ -329,12 +329,12 @@ func (l *live) decide(cause sandbox.Cause, message string, usage sandbox.Usage) 
 }
 
 // Stop ends a sandbox and returns when its processes are gone and its end is recorded; what it held is cleared afterwards.
-func (m *Maker) Stop(ctx context.Context, id string, cause sandbox.Cause) error {
+func (m *Maker) Stop(ctx context.Context, id string, cause sandbox.Cause, message string) error {
 	l, err := m.find(id)
 	if err != nil {
 		return nil // stopped before: the same result
 	}
-	m.end(l, cause, "")
+	m.end(l, cause, message)
 	select {
 	case <-l.over:
 		return nil

@@ -187,7 +187,7 @@ func (m *Maker) sweepGroups() error {
 	if err != nil {
 		return err
 	}
-	deadline := time.Now().Add(5 * time.Second)
+	deadline := time.Now().Add(50 * time.Second)
 	for _, name := range names {
 		g := m.groups.Existing(name)
 		for {

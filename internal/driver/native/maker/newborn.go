@@ -159,14 +159,19 @@ func (n *newborn) begin(l *live) (same bool, err error) {
 	return birth.Same, n.tell(birth)
 }
 
+// tellTime is how long a kernel or an agent may take to read what it is told.
+const tellTime = 30 * time.Second
+
 func (n *newborn) tell(birth agentapi.KernelBirth) error {
-	if err := n.socket.SetWriteDeadline(time.Now().Add(time.Second)); err != nil {
+	if err := n.socket.SetWriteDeadline(time.Now().Add(tellTime)); err != nil {
 		return err
 	}
 	err := agentapi.WriteJSON(n.socket, agentapi.FrameControl, birth)
 	switch {
 	case errors.Is(err, unix.EPIPE):
 		return errNewbornDied
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fault.Wrap(fault.Unavailable, err, "the kernel did not read its environment within %v: the host may be overloaded, try again", tellTime)
 	case err != nil:
 		return fault.Wrap(fault.Invalid, err, "the environment is too large")
 	}

@@ -75,6 +75,9 @@ func rootsOwn(dir string) error {
 	return nil
 }
 
+// ownerTime is how long the lock of a data directory is waited for before another maker is said to run on it.
+const ownerTime = 20 * time.Second
+
 func lockFile(ctx context.Context, path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -82,7 +85,7 @@ func lockFile(ctx context.Context, path string) (*os.File, error) {
 	}
 	// What a maker had just forked when it died has its descriptors for a moment more, a long one on a host that is busy.
 	for begun := time.Now(); unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil; {
-		if time.Since(begun) > 5*time.Second {
+		if time.Since(begun) > ownerTime {
 			f.Close()
 			return nil, fmt.Errorf("another maker runs on this data directory")
 		}

@@ -130,7 +130,7 @@ func (m *Maker) converse(ctx context.Context, c *net.UnixConn) (end bool) {
 		if err != nil {
 			if r.Op == wire.OpStart && response.Fault == nil {
 				// Whoever asked has left and will never name this sandbox.
-				_ = m.Stop(ctx, r.Start.ID, sandbox.CauseStartFail)
+				_ = m.Stop(ctx, r.Start.ID, sandbox.CauseStartFail, callerLeft)
 			}
 			if r.Op == wire.OpSnapshot && response.Fault == nil {
 				_ = m.RemoveTemplate(ctx, r.Snapshot.Tenant, r.Snapshot.Name)
@@ -199,13 +199,14 @@ func (m *Maker) converseFork(ctx context.Context, c *net.UnixConn, r wire.Reques
 		response.Forked, response.Tokens, give, err = m.guardFork(ctx, *r.Fork, talk, cut)
 	}
 	if err != nil {
+		m.logFailure(r, err)
 		response = wire.Failed(err)
 	}
 	err = wire.Send(c, response, give...)
 	wire.CloseAll(give)
 	if err != nil && response.Fault == nil {
 		for _, child := range r.Fork.Children {
-			_ = m.Stop(context.WithoutCancel(ctx), child.ID, sandbox.CauseStartFail)
+			_ = m.Stop(context.WithoutCancel(ctx), child.ID, sandbox.CauseStartFail, callerLeft)
 		}
 	}
 }
@@ -276,7 +277,7 @@ func (m *Maker) answer(ctx context.Context, r wire.Request) (response wire.Respo
 		usage, uerr := m.Usage(r.ID)
 		response.Usage, err = &usage, uerr
 	case wire.OpStop:
-		err = m.Stop(ctx, r.ID, r.Cause)
+		err = m.Stop(ctx, r.ID, r.Cause, r.Message)
 	case wire.OpFork: // by converseFork
 	case wire.OpUnpack: // by converseUnpack
 	case wire.OpLayers, wire.OpAddImage, wire.OpPruneLayers:
@@ -309,9 +310,36 @@ func (m *Maker) answer(ctx context.Context, r wire.Request) (response wire.Respo
 		err = fault.New(fault.Unsupported, "unknown request %q", r.Op)
 	}
 	if err != nil {
+		m.logFailure(r, err)
 		return wire.Failed(err), nil
 	}
 	return response, give
+}
+
+// callerLeft is why a sandbox ends whose caller did not wait for it.
+const callerLeft = "its caller left while it was starting"
+
+// logFailure writes a line about a request that this host could not serve. Of those that the caller could have known to
+// fail, and of a start for which the server has to prepare the template again, there is none.
+func (m *Maker) logFailure(r wire.Request, err error) {
+	switch r.Op {
+	case wire.OpPrepare, wire.OpStart, wire.OpFork, wire.OpKernel, wire.OpPause, wire.OpResume, wire.OpSnapshot:
+	default:
+		return
+	}
+	switch fault.KindOf(err) {
+	case fault.Internal, fault.Unavailable, fault.Exhausted, fault.Timeout:
+	default:
+		return
+	}
+	id, tenant := r.ID, r.Tenant
+	switch {
+	case r.Start != nil:
+		id, tenant = r.Start.ID, r.Start.Tenant
+	case r.Fork != nil:
+		id = r.Fork.Parent
+	}
+	m.log.Warn("request failed", "op", r.Op, "sandbox", id, "tenant", tenant, "error", err)
 }
 
 func (m *Maker) changeVolume(ctx context.Context, r wire.Request) ([]sandbox.Volume, error) {

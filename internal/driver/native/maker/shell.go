@@ -429,7 +429,7 @@ func (s *shell) tell(msg agentapi.Message, files ...*os.File) error {
 		return fault.New(fault.Invalid, "%d bytes for the agent are over the limit of %d: the environment is too large", len(data), agentapi.MaxMessage)
 	}
 	if err == nil {
-		err = s.channel.SetWriteDeadline(time.Now().Add(5 * time.Second))
+		err = s.channel.SetWriteDeadline(time.Now().Add(tellTime))
 	}
 	if err == nil {
 		err = wire.SendBytes(s.channel, data, files...)
@@ -437,6 +437,8 @@ func (s *shell) tell(msg agentapi.Message, files ...*os.File) error {
 	switch {
 	case errors.Is(err, unix.EPIPE), errors.Is(err, unix.ECONNRESET), errors.Is(err, net.ErrClosed):
 		return fault.Wrap(fault.Unavailable, err, "the sandbox ended meanwhile")
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return fault.Wrap(fault.Unavailable, err, "the sandbox's agent did not answer within %v: the host may be overloaded, try again", tellTime)
 	case err != nil:
 		return fmt.Errorf("tell agent: %w", err)
 	}

@@ -14,29 +14,37 @@ import (
 	"runtime"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// How long a stopped process may take before it is killed: to the call that it was told to make, which is the next thing
-// it does, and for it. Copying the memory of a large one takes longest.
+// How long a stopped process may take before it is killed: hurry to reach the call that it was told to make, which is the
+// next thing it does, and patience for the call itself. Copying a large memory takes longest.
+//
+// The process is in its sandbox's cgroup: where the sandbox is busy and has little processor time, or the host is
+// overloaded, it waits seconds for a few microseconds of work.
 const (
-	hurry    = time.Second
-	patience = 20 * time.Second
+	hurry    = 10 * time.Second
+	patience = 200 * time.Second
 )
 
 // ErrEnded is a process that has ended.
 var ErrEnded = errors.New("the process has ended")
+
+// ErrLate is a process that was killed because it took longer than its limit.
+var ErrLate = errors.New("the process got too little processor time")
 
 // ErrStrayed is a process that did something else than it was told to. It was killed.
 var ErrStrayed = errors.New("the process did something else")
 
 // Tracer is the one thread that stops processes: the host lets only that thread speak to them.
 type Tracer struct {
-	work chan func()
-	done chan struct{}
+	hurry time.Duration
+	work  chan func()
+	done  chan struct{}
 
 	mu       sync.Mutex
 	known    map[int]bool // whom it holds, by number
@@ -46,7 +54,7 @@ type Tracer struct {
 
 // New starts it.
 func New() *Tracer {
-	t := &Tracer{work: make(chan func()), done: make(chan struct{}), known: map[int]bool{}}
+	t := &Tracer{hurry: hurry, work: make(chan func()), done: make(chan struct{}), known: map[int]bool{}}
 	go t.run()
 	return t
 }
@@ -161,6 +169,7 @@ type Process struct {
 	pidfd *os.File
 	park  registers // of a call that can be made again
 	gone  chan struct{}
+	late  atomic.Bool // killed by watch
 
 	turn    sync.Mutex
 	reaping sync.RWMutex
@@ -194,7 +203,7 @@ func (t *Tracer) Seize(pid int, pidfd *os.File) (*Process, error) {
 }
 
 func (p *Process) seize() error {
-	defer p.watch(hurry)()
+	defer p.watch(p.t.hurry)()
 	for begun := time.Now(); ; time.Sleep(20 * time.Microsecond) {
 		if _, err := p.let(unix.PTRACE_INTERRUPT, nil); err != nil {
 			return err
@@ -211,8 +220,8 @@ func (p *Process) seize() error {
 		switch {
 		case err != nil || p.park.parked():
 			return err
-		case time.Since(begun) > hurry/2:
-			return ErrStrayed
+		case time.Since(begun) > p.t.hurry/2:
+			return ErrStrayed // it stops when it is told to, and never in its call
 		}
 	}
 }
@@ -283,7 +292,7 @@ func (p *Process) glance() (status unix.WaitStatus, stopped bool, err error) {
 func (p *Process) use(f func() error) error {
 	p.turn.Lock()
 	defer p.turn.Unlock()
-	return p.Hold(func(int) error { return f() })
+	return p.whyEnded(p.Hold(func(int) error { return f() }))
 }
 
 // Resume is the address that the process had in a register where it was seized.
@@ -334,8 +343,19 @@ func (p *Process) attend() {
 
 // watch kills the process when what comes takes too long.
 func (p *Process) watch(patience time.Duration) (stop func()) {
-	timer := time.AfterFunc(patience, p.Kill)
+	timer := time.AfterFunc(patience, func() {
+		p.late.Store(true)
+		p.Kill()
+	})
 	return func() { timer.Stop() }
+}
+
+// whyEnded says that a process was killed for its lateness, where it was.
+func (p *Process) whyEnded(err error) error {
+	if errors.Is(err, ErrEnded) && p.late.Load() {
+		return fmt.Errorf("%w: it did not finish its system call in time", ErrLate)
+	}
+	return err
 }
 
 // await waits until it has stopped, and says why it did. One that has ended is left to attend.
@@ -400,7 +420,7 @@ func (p *Process) call(number uintptr, args ...uintptr) (result int64, child int
 	want.order(number, args)
 	var status unix.WaitStatus
 	soon := false
-	stop := p.watch(hurry)
+	stop := p.watch(p.t.hurry)
 	err = p.t.do(func() (err error) {
 		if err = p.release(unix.PTRACE_SYSCALL, &want); err != nil {
 			return err
@@ -529,12 +549,12 @@ func (p *Process) Fork() (copied *Process, err error) {
 		}
 		copied = &Process{t: p.t, pid: pid, pidfd: os.NewFile(uintptr(fd), "pidfd"), park: p.park, gone: make(chan struct{})}
 		go copied.attend()
-		defer copied.watch(hurry)()
+		defer copied.watch(p.t.hurry)()
 		_, werr := copied.awaitOutside()
 		if werr == nil {
 			werr = p.t.do(copied.undisturbed)
 		}
-		return cmp.Or(err, werr)
+		return cmp.Or(err, copied.whyEnded(werr))
 	})
 	if err != nil {
 		if copied != nil {

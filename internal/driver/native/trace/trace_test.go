@@ -294,6 +294,7 @@ var (
 	otherArg     = code("\x48\xff\xc7\x0f\x05", 0x91000400, 0xd4000001)                  // adds one to the first argument
 	exits        = code("\xb8\xe7\x00\x00\x00\x0f\x05", 0xd2800000|94<<5|8, 0xd4000001)  // exit_group
 	forks        = code("\xb8\x39\x00\x00\x00\x0f\x05", 0xd2800000|220<<5|8, 0xd4000001) // fork; on arm64 clone
+	loops        = code("\xeb\xfe", 0x14000000)                                          // a jump to itself
 	trapsItself  = code("\xcc\xcc", 0xd4200000)                                          // a trap instead of the call
 	writesStack  = code("\x48\x31\xe4\x50\x0f\x05", 0x910003e9, 0xf900013f, 0x00000000)  // a push onto no stack; arm64: an illegal instruction
 	thirtyTwoBit = []byte("\xcd\x80")                                                    // amd64: a call by the numbers of another architecture
@@ -404,6 +405,20 @@ func TestStray(t *testing.T) {
 		}
 		gone(t, p)
 	})
+}
+
+func TestCall_TakesTooLong(t *testing.T) {
+	tr := tracer(t)
+	p := seize(t, tr)
+	tr.SetHurry(50 * time.Millisecond)
+	change(t, p, loops)
+	if _, err := p.Call(unix.SYS_GETPID); !errors.Is(err, trace.ErrLate) {
+		t.Errorf("got %v, want trace.ErrLate", err)
+	}
+	gone(t, p)
+	if _, err := p.Fork(); !errors.Is(err, trace.ErrLate) {
+		t.Errorf("afterwards: %v, want trace.ErrLate", err)
+	}
 }
 
 // change puts code where the process makes its calls.

@@ -35,7 +35,7 @@ const (
 	OpKernel   Op = "kernel"   // ID, Kernel: fork one from the zygote into the sandbox
 	OpChange   Op = "change"   // ID, Change
 	OpUsage    Op = "usage"    // ID → Usage
-	OpStop     Op = "stop"     // ID, Cause
+	OpStop     Op = "stop"     // ID, Cause, Message
 	OpFork     Op = "fork"     // Fork, one descriptor: a socket to the kernel → Cut, then Forked and a channel to each child's agent, in their order
 	OpPause    Op = "pause"    // ID: stop its processes
 	OpResume   Op = "resume"   // ID
@@ -66,6 +66,7 @@ type Request struct {
 	After    string        `json:"after,omitempty"`
 	Kernel   string        `json:"kernel,omitempty"`
 	Cause    sandbox.Cause `json:"cause,omitempty"`
+	Message  string        `json:"message,omitempty"` // beside Cause
 	Tenant   string        `json:"tenant,omitempty"`
 	Template string        `json:"template,omitempty"` // a name; what it stands for the maker reads for itself
 	Start    *Start        `json:"start,omitempty"`
