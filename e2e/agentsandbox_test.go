@@ -16,9 +16,7 @@ import (
 // pin everything with hashes.
 
 func TestAgentSandbox(t *testing.T) {
-	if testing.Short() {
-		t.Skip("installs packages and runs for minutes")
-	}
+	sdkSuite(t)
 	t.Parallel() // it has a server of its own
 	packages, err := agentSandboxPackages()
 	if err != nil {
@@ -85,7 +83,7 @@ func langChainAgentSandbox(t *testing.T, w *agentSandboxWorld, old string) {
 type agentSandboxTools struct{ venv, v04, v05 string }
 
 var agentSandboxPackages = sync.OnceValues(func() (tools agentSandboxTools, err error) {
-	if tools.venv, err = venv("agentsandbox", "agentsandbox/newest/requirements.lock"); err != nil {
+	if tools.venv, err = agentSandboxPython(); err != nil {
 		return tools, err
 	}
 	for into, name := range map[*string]string{&tools.v04: "v04", &tools.v05: "v05"} {
@@ -98,6 +96,10 @@ var agentSandboxPackages = sync.OnceValues(func() (tools agentSandboxTools, err 
 		}
 	}
 	return tools, nil
+})
+
+var agentSandboxPython = sync.OnceValues(func() (string, error) {
+	return venv("agentsandbox", "agentsandbox/newest/requirements.lock")
 })
 
 // pytest is the command that runs tests of agentsandbox/python.

@@ -95,9 +95,7 @@ func exported(t *testing.T, text, name string) string {
 }
 
 func TestClusterSDKs(t *testing.T) {
-	if testing.Short() {
-		t.Skip("installs packages and runs for minutes")
-	}
+	sdkSuite(t)
 	s := clusterServer(t)
 	foreign, err := s.CreateKey(t.Context(), client.KeyRequest{Tenant: "foreign", Name: "another tenant's"})
 	if err != nil {

@@ -19,9 +19,7 @@ import (
 // with hashes, Node.js included, so that a machine needs no more than Python and a package index.
 
 func TestE2B(t *testing.T) {
-	if testing.Short() {
-		t.Skip("installs packages and runs for minutes")
-	}
+	sdkSuite(t)
 	tools := e2bPackages(t)
 	registry := startRegistry(t)
 	s := newServer(t)
@@ -56,9 +54,7 @@ func TestE2B(t *testing.T) {
 }
 
 func TestE2BByName(t *testing.T) {
-	if testing.Short() {
-		t.Skip("installs packages")
-	}
+	sdkSuite(t)
 	tools := e2bPackages(t)
 	s := newServer(t, "COVE_TLS_DOMAIN=cove.test")
 	names := startNames(t, "cove.test")
@@ -157,11 +153,15 @@ func e2bPackages(t *testing.T) e2bTools {
 }
 
 var installE2B = sync.OnceValues(func() (tools e2bTools, err error) {
-	if tools.python, err = venv("e2b-python", "e2b/python/requirements.lock"); err != nil {
+	if tools.python, err = e2bPython(); err != nil {
 		return tools, err
 	}
 	tools.modules, err = nodeModules("e2b-js", "e2b/js/package-lock.json", tools.python)
 	return tools, err
+})
+
+var e2bPython = sync.OnceValues(func() (string, error) {
+	return venv("e2b-python", "e2b/python/requirements.lock")
 })
 
 // pytest is the command that runs tests of e2b/python.

@@ -33,9 +33,7 @@ func TestE2BBench(t *testing.T) {
 
 // TestE2BLargeFiles holds the server to its memory while a hundred megabytes go up and come down.
 func TestE2BLargeFiles(t *testing.T) {
-	if testing.Short() {
-		t.Skip("installs packages")
-	}
+	sdkSuite(t)
 	tools := e2bPackages(t)
 	s := newServer(t)
 	env := s.e2b()

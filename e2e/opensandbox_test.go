@@ -16,9 +16,7 @@ import (
 // files pin everything with hashes. The packages of June run the same Python tests once more.
 
 func TestOpenSandbox(t *testing.T) {
-	if testing.Short() {
-		t.Skip("installs packages and runs for minutes")
-	}
+	sdkSuite(t)
 	tools := openSandboxPackages(t)
 	w := newOpenSandboxWorld(t)
 	memory := rss(w.cmd.Process.Pid)
@@ -171,7 +169,7 @@ func openSandboxPackages(t *testing.T) openSandboxTools {
 }
 
 var installOpenSandbox = sync.OnceValues(func() (tools openSandboxTools, err error) {
-	if tools.python, err = venv("opensandbox-python", "opensandbox/python/requirements.lock"); err != nil {
+	if tools.python, err = openSandboxPython(); err != nil {
 		return tools, err
 	}
 	if tools.june, err = venv("opensandbox-june", "opensandbox/june/requirements.lock"); err != nil {
@@ -179,6 +177,10 @@ var installOpenSandbox = sync.OnceValues(func() (tools openSandboxTools, err err
 	}
 	tools.modules, err = nodeModules("opensandbox-js", "opensandbox/js/package-lock.json", tools.python)
 	return tools, err
+})
+
+var openSandboxPython = sync.OnceValues(func() (string, error) {
+	return venv("opensandbox-python", "opensandbox/python/requirements.lock")
 })
 
 // pytest is the command that runs tests of opensandbox/python with the packages of a virtual environment.

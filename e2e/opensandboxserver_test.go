@@ -115,9 +115,7 @@ sandbox.close()
 
 // What a newcomer does: start the server, copy the lines that it prints, run a program.
 func TestOpenSandboxS3_2_S2_58ServeWithoutArgumentsListensOn8080(t *testing.T) {
-	if testing.Short() {
-		t.Skip("installs packages")
-	}
+	sdkSuite(t)
 	a := serveAlone(t, nil, "serve")
 	if a.ended() {
 		t.Fatalf("the server ended:\n%s", a.said)
@@ -152,9 +150,7 @@ except SandboxApiException as e:
 }
 
 func TestOpenSandboxS3_53WithoutKeysOnlyWhenAskedTo(t *testing.T) {
-	if testing.Short() {
-		t.Skip("installs packages")
-	}
+	sdkSuite(t)
 	for claim, start := range map[string]struct {
 		env  []string
 		args []string
@@ -345,9 +341,7 @@ sandbox.close()
 
 // A registry that takes its time holds nobody's request for longer than a client waits: the sandbox is pending, and then it runs.
 func TestOpenSandboxS3_11ASlowImageIsPendingAndThenRuns(t *testing.T) {
-	if testing.Short() {
-		t.Skip("waits for as long as a create is held")
-	}
+	sdkSuite(t)
 	tools := openSandboxPackages(t)
 	r := startRegistry(t)
 	hold := make(chan struct{})

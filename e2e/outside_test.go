@@ -98,9 +98,7 @@ func answerWithName(t *testing.T, pid string) {
 
 // The rules of both dialects, as packets.
 func TestOpenSandboxS3_47_E2BS0_64RulesHoldForPackets(t *testing.T) {
-	if testing.Short() {
-		t.Skip("installs packages")
-	}
+	sdkSuite(t)
 	open, e2b := openSandboxPackages(t), e2bPackages(t)
 	a := serveAlone(t, nil, "serve")
 	if a.ended() {

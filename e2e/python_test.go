@@ -29,9 +29,7 @@ func deepAgentsCode(name, packages string) (string, error) {
 }
 
 func TestPython(t *testing.T) {
-	if testing.Short() {
-		t.Skip("installs packages and runs for minutes")
-	}
+	sdkSuite(t)
 	t.Parallel() // each of these suites has a server of its own
 	packages, err := pythonPackages()
 	if err != nil {
@@ -56,9 +54,7 @@ func TestPython(t *testing.T) {
 
 // TestPythonDeepagents06 drives the backend with the version before, whose results have other types.
 func TestPythonDeepagents06(t *testing.T) {
-	if testing.Short() {
-		t.Skip("installs packages and runs for a minute")
-	}
+	sdkSuite(t)
 	t.Parallel()
 	packages, err := venv("python-deepagents06", "../python/tests/deepagents06/requirements.lock")
 	if err != nil {
