@@ -100,9 +100,13 @@ func (s *Server) openAgentSandbox(ctx context.Context, store *sqlstore.Store, m 
 	}
 	inside := runtime.New(m, s.log)
 	s.undo.add("close the runtime of agent-sandbox", func() error { inside.Close(); return nil })
+	networks, err := networkRules(s.cfg)
+	if err != nil {
+		return err
+	}
 	cfg := s.cfg.AgentSandbox
 	api := agentsandbox.New(agentsandbox.Config{
-		Version: version(), Templates: cfg.Templates, Namespaces: cfg.Namespaces, MaxLifetime: s.cfg.Sandbox.MaxLifetime,
+		Version: version(), Templates: cfg.Templates, Namespaces: cfg.Namespaces, MaxLifetime: s.cfg.Sandbox.MaxLifetime, Networks: networks,
 	}, m, keys, images, t, store, inside, s.log)
 	api.OnFailure(o.Failed)
 	s.undo.add("end agent-sandbox's work", func() error { api.Close(); return nil })

@@ -3,6 +3,7 @@ package app
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -24,6 +25,9 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 	s.undo.add("close driver", p.close)
 	s.ready = p.ready
 	sandboxes := sandboxConfig(s.cfg, p.most)
+	if sandboxes.Networks, err = networkRules(s.cfg); err != nil {
+		return nil, parts{}, nil, fmt.Errorf("configuration: %w", err)
+	}
 	sandboxes.Lost, sandboxes.Server = p.lost, s.team.me()
 	if err := sandboxes.Validate(); err != nil {
 		return nil, parts{}, nil, fmt.Errorf("configuration: %w", err)
@@ -109,4 +113,11 @@ func sandboxConfig(cfg config.Config, host template.Limits) sandbox.Config {
 		},
 		DefaultNetwork: policy.Network{Mode: policy.Mode(c.Network)},
 	}
+}
+
+// networkRules is what the operator's configuration says of networks.
+func networkRules(cfg config.Config) (policy.Rules, error) {
+	private, err := cfg.Network.PrivateNetworks(policy.EveryTenant)
+	r := policy.Rules{MaxMode: policy.Mode(cfg.Network.MaxMode), Private: private}
+	return r, errors.Join(err, r.Validate())
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/covehq/cove/internal/driver/kubernetes"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/image"
+	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
 )
@@ -23,6 +24,10 @@ func openKubernetes(ctx context.Context, cfg config.Config, documents documents,
 		return parts{}, err
 	}
 	ranges, err := k.Ranges()
+	if err != nil {
+		return parts{}, err
+	}
+	private, err := cfg.Network.PrivateNetworks(policy.EveryTenant)
 	if err != nil {
 		return parts{}, err
 	}
@@ -39,6 +44,7 @@ func openKubernetes(ctx context.Context, cfg config.Config, documents documents,
 		Kubeconfig: k.Kubeconfig, Namespace: k.Namespace, Image: k.Image, PullPolicy: k.PullPolicy, Owner: me, Templates: kinds, Images: images,
 		PullKinds:    len(k.Images.Allow) > 0,
 		StartTimeout: cfg.Sandbox.StartTimeout, RuntimeClass: k.RuntimeClass, Nameservers: k.Nameservers, Policies: k.Policies, Servers: k.Servers, ServerNamespace: k.ServerSpace, ServerRanges: ranges, Log: log,
+		Private: slices.Concat(slices.Collect(maps.Values(private))...),
 	})
 	if err != nil {
 		return parts{}, err

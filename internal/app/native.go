@@ -29,6 +29,9 @@ func openNative(ctx context.Context, cfg config.Config, log *slog.Logger) (parts
 		if err != nil {
 			return parts{}, fmt.Errorf("storage: %w", err)
 		}
+		if err := allowNetworks(cfg); err != nil {
+			return parts{}, fmt.Errorf("network: %w", err)
+		}
 	}
 	launched := false
 	launch := native.LaunchSelf("--server-uid", strconv.Itoa(laterUID(cfg.DataDir)))
@@ -50,6 +53,15 @@ func openNative(ctx context.Context, cfg config.Config, log *slog.Logger) (parts
 		}
 	}
 	return parts{driver: d, templates: t, dropPrivilege: true, most: hostLimits(cfg.DataDir), close: closeDriver, ready: d.Ready, stats: makerStats(d)}, nil
+}
+
+// allowNetworks tells the maker which private networks lists may name.
+func allowNetworks(cfg config.Config) error {
+	rules, err := networkRules(cfg)
+	if err != nil {
+		return err
+	}
+	return native.AllowNetworks(cfg.DataDir, rules)
 }
 
 // makerStats asks the maker in the words of the metrics.

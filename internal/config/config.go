@@ -32,6 +32,7 @@ type Config struct {
 	TLS      TLS      `toml:"tls"`
 	Log      Log      `toml:"log"`
 	Sandbox  Sandbox  `toml:"sandbox"`
+	Network  Network  `toml:"network"`
 	Template Template `toml:"template"`
 	Auth     Auth     `toml:"auth"`
 	Images   Images   `toml:"images"`
@@ -370,7 +371,7 @@ func (c Config) Validate() error {
 	if err := c.TLS.validate(); err != nil {
 		return err
 	}
-	if err := firstError(c.AgentSandbox.validate(), c.validateAuth(), c.Images.validate(), c.Storage.validate(), c.Artifacts.validate(), c.Sessions.validate(), c.validateDatabase(),
+	if err := firstError(c.AgentSandbox.validate(), c.validateAuth(), c.Images.validate(), c.Storage.validate(), c.Network.validate(), c.Artifacts.validate(), c.Sessions.validate(), c.validateDatabase(),
 		c.Kubernetes.validate(c.Driver == DriverKubernetes)); err != nil {
 		return err
 	}

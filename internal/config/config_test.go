@@ -50,6 +50,10 @@ func TestWhatCannotBeMeantIsRefused(t *testing.T) {
 		"[sandbox]\nnetwork = 'carrier'": "internet or none",
 		"[log]\nlevel = 'loud'":          "unknown log level",
 
+		"[network]\nmax_mode = 'lan'":                      "network.max_mode",
+		"[network]\nprivate = ['lan']":                     "network.private",
+		"[network.tenant_private]\nacme = ['10.0.0.0/33']": "network.tenant_private.acme",
+
 		"[tls]\nlisten = '127.0.0.1:1'":            "needs tls.domain",
 		"[tls]\ndomain = 'A b'":                    "domain name",
 		"[tls]\ndomain = 'x.test:1'":               "domain name",

@@ -20,13 +20,6 @@ func prefixes(texts ...string) []netip.Prefix {
 	return list
 }
 
-// Named reports whether a prefix of an allow list names private addresses: it lies within a private block. 0.0.0.0/0 means every public address and not
-// the operator's network.
-func Named(p netip.Prefix) bool {
-	for _, block := range Private {
-		if block.Bits() <= p.Bits() && block.Contains(p.Addr()) {
-			return true
-		}
-	}
-	return false
-}
+// Named reports whether a prefix of an allow list names private addresses: it lies within a private block. 0.0.0.0/0 means
+// every public address and not the operator's network.
+func Named(p netip.Prefix) bool { return within(p, Private) }

@@ -58,7 +58,7 @@ type NetworkChange struct {
 // ChangeNetwork replaces a sandbox's network policy and what is kept with it, both or neither.
 func (m *Manager) ChangeNetwork(ctx context.Context, p auth.Principal, id string, c NetworkChange) (Sandbox, error) {
 	n := m.cfg.network(c.Network, c.Narrow)
-	if err := checkNetwork(n, m.driver.Caps()); err != nil {
+	if err := m.checkNetwork(n, p.Tenant); err != nil {
 		return Sandbox{}, err
 	}
 	return m.change(ctx, p, id, func(sb Sandbox) (adjustment, error) {

@@ -21,7 +21,8 @@ type Config struct {
 	PausedLifetime     time.Duration // how long a sandbox may stay paused before it ends; 24 h; negative: for ever
 	DefaultLimits      template.Limits
 	MaxLimits          template.Limits // zero fields: no maximum, but of 4096 pids and 65536 open files, which are the host's
-	DefaultNetwork     policy.Network  // mode internet
+	DefaultNetwork     policy.Network  // mode internet, or none where Networks allows less
+	Networks           policy.Rules    // what a sandbox's network may be
 
 	MaxPerTenant int     // living sandboxes; zero: no limit
 	CreateRate   float64 // sandboxes per second and tenant, with a second's worth at once; zero: no limit
@@ -62,7 +63,10 @@ func (c Config) Validate() error {
 	if err := checkLimits(asked, c.MaxLimits); err != nil {
 		return fault.Wrap(fault.Invalid, err, "default limits: %s", fault.Message(err))
 	}
-	if err := c.DefaultNetwork.Validate(); err != nil {
+	if err := c.Networks.Validate(); err != nil {
+		return err
+	}
+	if err := firstError(c.DefaultNetwork.Validate(), c.Networks.Check(c.DefaultNetwork, policy.EveryTenant)); err != nil {
 		return fault.Wrap(fault.Invalid, err, "default network: %s", fault.Message(err))
 	}
 	return nil
@@ -80,7 +84,7 @@ func (c Config) withDefaults() Config {
 	})
 	// Process and file tables are shared by all of the host, so nobody gets an endless part of them by saying nothing.
 	c.MaxLimits = orLimits(c.MaxLimits, template.Limits{Pids: 4096, OpenFiles: 65536})
-	c.DefaultNetwork.Mode = cmp.Or(c.DefaultNetwork.Mode, policy.Internet)
+	c.DefaultNetwork.Mode = c.Networks.DefaultMode(c.DefaultNetwork.Mode)
 	c.MaxStarting = cmp.Or(c.MaxStarting, 64)
 	c.MaxQueued = cmp.Or(c.MaxQueued, 1024)
 	c.StartTimeout = cmp.Or(c.StartTimeout, 60*time.Second)

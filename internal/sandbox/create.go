@@ -81,7 +81,7 @@ func (m *Manager) plan(ctx context.Context, p auth.Principal, spec Spec) (plan, 
 	}
 	network := m.cfg.network(spec.Network, spec.NarrowNetwork)
 	if spec.Network != nil {
-		if err := checkNetwork(network, m.driver.Caps()); err != nil {
+		if err := m.checkNetwork(network, p.Tenant); err != nil {
 			return plan{}, err
 		}
 	}

@@ -508,6 +508,9 @@ func (d *fakeDriver) Change(_ context.Context, id string, c sandbox.Change) erro
 	if c.Deadline != nil {
 		box.req.Deadline = *c.Deadline
 	}
+	if c.Network != nil {
+		box.req.Network = *c.Network
+	}
 	return nil
 }
 

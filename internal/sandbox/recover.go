@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/policy"
 )
 
 // Open takes over what an earlier server left: it adopts the sandboxes that live, records the end of those that do
@@ -14,7 +15,7 @@ func (m *Manager) Open(ctx context.Context) error {
 	if err := m.cfg.Validate(); err != nil {
 		return err
 	}
-	if err := checkNetwork(m.cfg.DefaultNetwork, m.driver.Caps()); err != nil {
+	if err := m.checkNetwork(m.cfg.DefaultNetwork, policy.EveryTenant); err != nil {
 		return fmt.Errorf("default network: %w", err)
 	}
 	var missing []lost
@@ -91,6 +92,24 @@ func (m *Manager) readopt(ctx context.Context, records []Record, instances map[s
 	return missing
 }
 
+// narrowNetwork closes what the operator's rules, which may have changed since, no longer allow a sandbox.
+func (m *Manager) narrowNetwork(ctx context.Context, e *entry) (narrowed bool) {
+	sb := e.snapshot()
+	if m.cfg.Networks.Check(sb.Network, e.tenant) == nil {
+		return false
+	}
+	n := m.cfg.Networks.Narrow(sb.Network, e.tenant)
+	if err := m.driver.Change(ctx, e.id, Change{Network: &n}); err != nil {
+		m.log.Error("a sandbox keeps a network that is not allowed any more", "sandbox", e.id, "tenant", e.tenant, "error", err)
+		return false
+	}
+	e.mu.Lock()
+	e.sb.Network = n
+	e.mu.Unlock()
+	m.log.Warn("a sandbox's network is narrowed to what is allowed now", "sandbox", e.id, "tenant", e.tenant, "mode", n.Mode)
+	return true
+}
+
 // adopt trusts the driver: its deadline and its state are the ones in force when a crash came between driver and row.
 func (m *Manager) adopt(ctx context.Context, e *entry, i Instance) {
 	before := e.record()
@@ -115,6 +134,9 @@ func (m *Manager) adopt(ctx context.Context, e *entry, i Instance) {
 	case !i.Paused && before.State == StatePaused:
 		m.adoptResumed(ctx, e, before)
 		events = append(events, LifecycleEvent{Type: LifecycleResumed, Deadline: e.snapshot().Deadline})
+	}
+	if m.narrowNetwork(ctx, e) {
+		events = append(events, LifecycleEvent{Type: LifecycleNetwork, Message: string(e.snapshot().Network.Mode)})
 	}
 	if err := m.save(ctx, e, events...); err != nil {
 		m.log.Warn("adoption is not recorded", "sandbox", e.id, "tenant", e.tenant, "error", err)

@@ -269,11 +269,12 @@ func (c Config) atMost(d time.Duration) time.Duration {
 	return d
 }
 
-// checkNetwork refuses a policy that the driver would not keep: silence would be a hole.
-func checkNetwork(n policy.Network, caps Caps) error {
-	if err := n.Validate(); err != nil {
+// checkNetwork refuses a policy that the operator does not allow the tenant, or that the driver would not enforce.
+func (m *Manager) checkNetwork(n policy.Network, tenant string) error {
+	if err := firstError(n.Validate(), m.cfg.Networks.Check(n, tenant)); err != nil {
 		return err
 	}
+	caps := m.driver.Caps()
 	open := n.Mode == policy.Internet && len(n.Deny) == 0 // and so is what it allows
 	if !open && !caps.Network {
 		return fault.New(fault.Unsupported, "the %s driver cannot restrict a sandbox's network", caps.Name)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
 )
@@ -79,6 +80,7 @@ type Config struct {
 	Templates   map[string]string   // the dialect's name of a template → ours
 	Namespaces  map[string][]string // tenant → namespaces that it may use; a tenant that is not named: any
 	MaxLifetime time.Duration       // of a sandbox; zero: none
+	Networks    policy.Rules        // which private networks templates may open
 	MaxWatches  int                 // of one tenant at a time; zero: 500
 	MaxTunnels  int                 // of one tenant at a time; zero: 100
 	History     int                 // how many changes of one kind a tenant can look back; zero: 1000

@@ -8,8 +8,9 @@ import (
 )
 
 // networkOf is what may leave a template's sandboxes; nil: what the server says. A rule that cannot be carried out here opens
-// nothing: rather too little than what somebody meant to close. exact tells whether there was none of that kind.
-func networkOf(t *object) (n *policy.Network, exact bool) {
+// nothing: rather too little than what somebody meant to close. exact tells whether there was none of that kind. opens tells
+// which private networks the operator lets a template open.
+func networkOf(t *object, opens func(netip.Prefix) bool) (n *policy.Network, exact bool) {
 	given, managed := t.spec()["networkPolicy"].(fields)
 	if !managed || text(t.spec(), "networkPolicyManagement") == "Unmanaged" {
 		return nil, true
@@ -27,12 +28,13 @@ func networkOf(t *object) (n *policy.Network, exact bool) {
 		}
 		for _, peer := range to {
 			p, _ := peer.(fields)
-			exact = addPeer(n, inner(p, "ipBlock")) && exact
+			exact = addPeer(n, inner(p, "ipBlock"), opens) && exact
 		}
 	}
 	switch n.Mode {
 	case policy.Internet:
-		n.Allow = nil // everything is, already
+		exact = exact && !slices.ContainsFunc(n.Allow, policy.Named) // mode internet has no private networks
+		n.Allow = nil                                                // everything is, already
 	case policy.List:
 	case policy.None:
 		n.Deny = nil
@@ -40,8 +42,13 @@ func networkOf(t *object) (n *policy.Network, exact bool) {
 	return n, exact && len(n.Allow) <= policy.MaxPrefixes && len(n.Deny) <= policy.MaxPrefixes
 }
 
+// opens tells which private networks a tenant's templates may open.
+func (a *API) opens(tenant string) func(netip.Prefix) bool {
+	return func(p netip.Prefix) bool { return a.cfg.Networks.Opens(p, tenant) }
+}
+
 // addPeer opens a block of addresses, unless it is none that is open to sandboxes.
-func addPeer(n *policy.Network, block fields) (exact bool) {
+func addPeer(n *policy.Network, block fields, opens func(netip.Prefix) bool) (exact bool) {
 	p, err := netip.ParsePrefix(text(block, "cidr"))
 	if err != nil { // other Pods, of which there are none
 		return false
@@ -53,7 +60,7 @@ func addPeer(n *policy.Network, block fields) (exact bool) {
 	switch {
 	case p.Bits() == 0:
 		n.Mode = policy.Internet
-	case slices.ContainsFunc(private, p.Overlaps):
+	case slices.ContainsFunc(policy.Private, p.Overlaps) && !opens(p):
 		return false
 	case n.Mode == policy.None:
 		n.Mode = policy.List
@@ -70,11 +77,4 @@ func addPeer(n *policy.Network, block fields) (exact bool) {
 		n.Deny = append(n.Deny, except.Masked())
 	}
 	return true
-}
-
-// private are addresses that no template opens.
-var private = []netip.Prefix{
-	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("100.64.0.0/10"),
-	netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("172.16.0.0/12"),
-	netip.MustParsePrefix("192.168.0.0/16"), netip.MustParsePrefix("224.0.0.0/3"),
 }

@@ -33,7 +33,7 @@ func (p *pass) adopt(spec claimSpec) (again time.Duration, ok bool) {
 		},
 		"spec": body,
 	}}
-	o.network, _ = networkOf(t)
+	o.network, _ = networkOf(t, p.opens(p.key.tenant))
 	o.setMeta("annotations", any(boxAnnotations(p.claim, o, name)))
 	o.set("status", boxStatus(o, false, pending(messagePending)...))
 	if p.box, err = p.realm.create(p.ctx, o); err != nil {

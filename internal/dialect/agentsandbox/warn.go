@@ -6,9 +6,9 @@ import (
 )
 
 // warn tells what of an object is not done here; kubectl prints it.
-func warn(w http.ResponseWriter, o *object) {
-	if _, exact := networkOf(o); !exact {
-		addWarning(w, "spec.networkPolicy: rules about ports, Pods and private addresses open nothing here")
+func (a *API) warn(w http.ResponseWriter, tenant string, o *object) {
+	if _, exact := networkOf(o, a.opens(tenant)); !exact {
+		addWarning(w, "spec.networkPolicy: rules about ports, Pods and private addresses that the operator has not opened open nothing here")
 	}
 	pod := inner(o.spec(), "podTemplate", "spec")
 	if pod == nil {

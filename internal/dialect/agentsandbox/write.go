@@ -51,7 +51,7 @@ func (a *API) create(c *call) error {
 	if o, err = a.store.realm(c.who.Tenant).create(c.ctx(), o); err != nil {
 		return err
 	}
-	warn(c.w, o)
+	a.warn(c.w, c.who.Tenant, o)
 	a.changed(c.who.Tenant, o)
 	return a.tell(c, http.StatusCreated, o, how)
 }
@@ -130,7 +130,7 @@ func (a *API) modify(c *call, change func(old *object) (*object, error)) error {
 		return err
 	}
 	if moved && !dry {
-		warn(c.w, o)
+		a.warn(c.w, c.who.Tenant, o)
 		a.changed(c.who.Tenant, o)
 	}
 	return a.tell(c, http.StatusOK, o, how)

@@ -73,12 +73,6 @@ func (n Network) shown() json.RawMessage {
 
 var everywhere = netip.MustParsePrefix("0.0.0.0/0")
 
-// closed are the networks that no allowOut opens.
-var closed = []netip.Prefix{
-	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("127.0.0.0/8"),
-	netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
-}
-
 // Policy says it in the domain's words; nil is the server's default.
 func (n Network) Policy(internet *bool) (*policy.Network, error) {
 	deny, err := denied(n.DenyOut)
@@ -94,19 +88,23 @@ func (n Network) Policy(internet *bool) (*policy.Network, error) {
 		return nil, err
 	}
 	switch {
+	case !all && slices.ContainsFunc(allow, policy.Named): // kept, so that the domain refuses it
+		return &policy.Network{Mode: policy.Internet, Allow: allow, Deny: deny}, nil
+	case all && slices.ContainsFunc(allow, policy.Named):
+		return &policy.Network{Mode: policy.List, Allow: allow}, nil
 	case len(deny) == 0, slices.Contains(allow, everywhere): // allowOut takes nothing away and wins over every denyOut
 		return nil, nil
 	case all && len(allow) == 0:
 		return &policy.Network{Mode: policy.None}, nil
+	case all:
+		return &policy.Network{Mode: policy.List, Allow: allow}, nil
 	}
 	return &policy.Network{Mode: policy.Internet, Allow: allow, Deny: deny}, nil
 }
 
 // narrows reports whether a policy only takes away, so that it opens nothing where the server's default is stricter. One
 // that denies everything names what it wants open.
-func narrows(p *policy.Network) bool {
-	return p != nil && p.Mode == policy.Internet && !slices.Contains(p.Deny, everywhere)
-}
+func narrows(p *policy.Network) bool { return p != nil && p.Mode == policy.Internet }
 
 func denied(texts []string) ([]netip.Prefix, error) {
 	var list []netip.Prefix
@@ -133,8 +131,6 @@ func allowed(texts []string, closedElse bool) ([]netip.Prefix, error) {
 			return nil, fault.New(fault.Unsupported, "allowOut: domain names such as %.80q are not served here yet; use IP addresses or CIDR blocks", text)
 		case !p.Addr().Is4():
 			return nil, fault.New(fault.Unsupported, "allowOut: %.80q is IPv6; only IPv4 leaves a sandbox", text)
-		case slices.ContainsFunc(closed, func(c netip.Prefix) bool { return c.Bits() <= p.Bits() && c.Contains(p.Addr()) }):
-			return nil, fault.New(fault.Invalid, "allowOut: %.80q is a private network, which no sandbox can reach", text)
 		}
 		list = append(list, p)
 	}

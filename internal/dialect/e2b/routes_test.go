@@ -83,8 +83,8 @@ func TestNetwork(t *testing.T) {
 		"the internet":                  {`"allow_internet_access":true`, internet},
 		"no internet":                   {`"allow_internet_access":false`, policy.Network{Mode: policy.None}},
 		"everything denied":             {`"network":{"denyOut":["0.0.0.0/0"]}`, policy.Network{Mode: policy.None}},
-		"exceptions":                    {`"network":{"denyOut":["0.0.0.0/0"],"allowOut":["8.8.8.8","1.1.1.7/24"]}`, policy.Network{Mode: policy.Internet, Deny: p("0.0.0.0/0"), Allow: p("8.8.8.8/32", "1.1.1.0/24")}},
-		"exceptions from no internet":   {`"allow_internet_access":false,"network":{"allowOut":["8.8.8.8"]}`, policy.Network{Mode: policy.Internet, Deny: p("0.0.0.0/0"), Allow: p("8.8.8.8/32")}},
+		"exceptions":                    {`"network":{"denyOut":["0.0.0.0/0"],"allowOut":["8.8.8.8","1.1.1.7/24"]}`, policy.Network{Mode: policy.List, Allow: p("8.8.8.8/32", "1.1.1.0/24")}},
+		"exceptions from no internet":   {`"allow_internet_access":false,"network":{"allowOut":["8.8.8.8"]}`, policy.Network{Mode: policy.List, Allow: p("8.8.8.8/32")}},
 		"some denied":                   {`"network":{"denyOut":["8.8.8.8","::/0"]}`, policy.Network{Mode: policy.Internet, Deny: p("8.8.8.8/32")}},
 		"some denied and some of those": {`"network":{"denyOut":["8.8.0.0/16"],"allowOut":["8.8.8.8"]}`, policy.Network{Mode: policy.Internet, Deny: p("8.8.0.0/16"), Allow: p("8.8.8.8/32")}},
 		"only what is open anyway":      {`"network":{"allowOut":["8.8.8.8"]}`, internet},
@@ -100,7 +100,7 @@ func TestNetwork(t *testing.T) {
 	t.Run("a change replaces everything but the way in, and is shown", func(t *testing.T) {
 		id := w.create(`{"templateID":"base","network":{"denyOut":["8.8.8.8"],"allowPublicTraffic":false,"maskRequestHost":"x.example"}}`).SandboxID
 		w.ask(http.StatusNoContent, "PUT", "/sandboxes/"+id+"/network", `{"allowOut":["1.1.1.1"],"allow_internet_access":false}`, nil)
-		if got := w.driver.network(id); got.Mode != policy.Internet || got.Deny[0] != p("0.0.0.0/0")[0] || got.Allow[0] != p("1.1.1.1/32")[0] {
+		if got := w.driver.network(id); got.Mode != policy.List || got.Allow[0] != p("1.1.1.1/32")[0] {
 			t.Errorf("%+v", got)
 		}
 		d := w.detail(id)
@@ -127,7 +127,7 @@ func TestNetworkWhereTheDefaultIsNone(t *testing.T) {
 		"everything, twice":          {`{"denyOut":["0.0.0.0/0"],"allowOut":["0.0.0.0/0"]}`, policy.None},
 		"everything but one":         {`{"denyOut":["8.8.8.8"]}`, policy.None},
 		"an exception":               {`{"denyOut":["8.8.0.0/16"],"allowOut":["8.8.8.8"]}`, policy.None},
-		"one address and no other":   {`{"denyOut":["0.0.0.0/0"],"allowOut":["8.8.8.8"]}`, policy.Internet},
+		"one address and no other":   {`{"denyOut":["0.0.0.0/0"],"allowOut":["8.8.8.8"]}`, policy.List},
 		"what is not open otherwise": {`{"allowOut":["8.8.8.8"]}`, policy.None},
 	} {
 		t.Run(name+" opens no more than it names", func(t *testing.T) {

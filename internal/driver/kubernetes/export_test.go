@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"context"
+	"net/netip"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -43,8 +44,8 @@ func PullTrouble(image, message string) string { return pullTrouble(image, messa
 func EndOf(pod *corev1.Pod) sandbox.Ended { return endOf(pod) }
 
 // Egress is what a policy becomes, one range in a word: 0.0.0.0/0-10.0.0.0/8.
-func Egress(n policy.Network) (list []string) {
-	for _, rule := range egress(n) {
+func Egress(n policy.Network, private ...netip.Prefix) (list []string) {
+	for _, rule := range egress(n, private) {
 		for _, to := range rule.To {
 			list = append(list, strings.Join(append([]string{to.IPBlock.CIDR}, to.IPBlock.Except...), "-"))
 		}

@@ -40,6 +40,7 @@ type Config struct {
 	StartTimeout time.Duration // how long a start may take; zero: a minute
 	// Policies: NetworkPolicies are made and relied on. Without, sandboxes reach whatever the cluster lets them reach.
 	Policies bool
+	Private  []netip.Prefix // private networks that lists of some tenant may name
 	// Servers selects the Pods that may connect to sandboxes; ServerRanges are addresses that may, for servers outside the cluster.
 	Servers         map[string]string
 	ServerNamespace string // of those Pods; empty: any

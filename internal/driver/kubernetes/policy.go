@@ -86,7 +86,7 @@ func (d *Driver) policyInternet() *networkingv1.NetworkPolicy {
 		Spec: networkingv1.NetworkPolicySpec{
 			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{labelNetwork: networkInternet}},
 			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeEgress},
-			Egress:      egress(policy.Network{Mode: policy.Internet}),
+			Egress:      egress(policy.Network{Mode: policy.Internet}, nil),
 		},
 	}
 }
@@ -100,7 +100,7 @@ func (d *Driver) ownPolicy(ctx context.Context, pod *corev1.Pod, id string, n po
 		Spec: networkingv1.NetworkPolicySpec{
 			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{labelSandbox: id, labelNetwork: networkOwn}},
 			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeEgress},
-			Egress:      egress(n),
+			Egress:      egress(n, d.cfg.Private),
 		},
 	})
 	if err != nil {
@@ -109,9 +109,11 @@ func (d *Driver) ownPolicy(ctx context.Context, pod *corev1.Pod, id string, n po
 	return nil
 }
 
-// egress is what may leave, in Kubernetes' words: ranges, each with exceptions inside it. IPv6 is in none, and metadata services are in none either.
-func egress(n policy.Network) []networkingv1.NetworkPolicyEgressRule {
+// egress is what may leave, as ranges with exceptions. No range has IPv6 or a metadata service, and private addresses only
+// where a list names them and the operator has opened them.
+func egress(n policy.Network, private []netip.Prefix) []networkingv1.NetworkPolicyEgressRule {
 	var to []networkingv1.NetworkPolicyPeer
+	rules := policy.Rules{Private: map[string][]netip.Prefix{policy.EveryTenant: private}}
 	add := func(p netip.Prefix, without ...[]netip.Prefix) {
 		block := &networkingv1.IPBlock{CIDR: p.Masked().String()}
 		for _, list := range without {
@@ -134,7 +136,7 @@ func egress(n policy.Network) []networkingv1.NetworkPolicyEgressRule {
 		}
 	case policy.List:
 		for _, p := range n.Allow {
-			if policy.Named(p) {
+			if rules.Opens(p, "") {
 				add(p, policy.Metadata, n.Deny)
 				continue
 			}

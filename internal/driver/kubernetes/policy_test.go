@@ -38,12 +38,13 @@ func TestAPolicyBecomesRanges(t *testing.T) {
 		"a list around a metadata service":     {policy.Network{Mode: policy.List, Allow: prefixes("169.254.0.0/16")}, []string{"169.254.0.0/16-169.254.169.0/24-169.254.170.0/24"}},
 		"an exception opens nothing else":      {policy.Network{Mode: policy.Internet, Deny: prefixes("0.0.0.0/0"), Allow: prefixes("10.1.0.0/16", "192.0.0.0/8")}, []string{"192.0.0.0/8-192.0.0.0/24-192.168.0.0/16-192.0.0.192/32"}},
 		"a list":                               {policy.Network{Mode: policy.List, Allow: prefixes("203.0.113.0/24", "10.1.2.3/32")}, []string{"203.0.113.0/24", "10.1.2.3/32"}},
+		"a private network that is not open":   {policy.Network{Mode: policy.List, Allow: prefixes("203.0.113.0/24", "192.168.1.0/24", "10.0.0.0/7")}, []string{"203.0.113.0/24", "10.0.0.0/7-10.0.0.0/8"}},
 		"a list without a part":                {policy.Network{Mode: policy.List, Allow: prefixes("203.0.113.0/24"), Deny: prefixes("203.0.113.8/29", "198.51.100.0/24")}, []string{"203.0.113.0/24-203.0.113.8/29"}},
 		"a list of which nothing is left":      {policy.Network{Mode: policy.List, Allow: prefixes("203.0.113.0/24"), Deny: prefixes("203.0.0.0/16")}, nil},
 		"an address that is not masked":        {policy.Network{Mode: policy.List, Allow: prefixes("203.0.113.9/24")}, []string{"203.0.113.0/24"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := kubernetes.Egress(c.n); !slices.Equal(got, c.want) {
+			if got := kubernetes.Egress(c.n, prefixes("10.0.0.0/8", "169.254.0.0/16")...); !slices.Equal(got, c.want) {
 				t.Errorf("%v, not %v", got, c.want)
 			}
 		})

@@ -6,6 +6,7 @@ import (
 	"github.com/covehq/cove/internal/driver/native/maker"
 	"github.com/covehq/cove/internal/driver/native/wire"
 	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
 )
 
@@ -16,6 +17,9 @@ type Storage = maker.StorageRules
 
 // AllowStorage keeps the operator's word where root alone can write and the maker reads it. A server calls it while it is root.
 func AllowStorage(dataDir string, s Storage) error { return maker.WriteStorage(dataDir, s) }
+
+// AllowNetworks does the same with the operator's word on private networks.
+func AllowNetworks(dataDir string, r policy.Rules) error { return maker.WriteNetworks(dataDir, r) }
 
 // Volumes are those of a tenant.
 func (d *Driver) Volumes(ctx context.Context, tenant string) ([]sandbox.Volume, error) {

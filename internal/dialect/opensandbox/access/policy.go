@@ -72,12 +72,6 @@ const MaxRules = 4096
 
 var everywhere = netip.MustParsePrefix("0.0.0.0/0")
 
-// closed are the networks that no rule opens: they are the host's and its neighbours'.
-var closed = []netip.Prefix{
-	netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("127.0.0.0/8"),
-	netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("192.168.0.0/16"),
-}
-
 // ruled is a rule about addresses.
 type ruled struct {
 	prefix netip.Prefix
@@ -110,13 +104,19 @@ func (p Policy) Network() (n policy.Network, narrows bool, err error) {
 		}
 		n.Allow = append(n.Allow, without(r.prefix, holes)...)
 	}
+	all := slices.Contains(n.Deny, everywhere)
 	switch {
 	case len(n.Deny) == 0: // what is allowed by name was open before
-		n.Allow = nil
-	case slices.Contains(n.Deny, everywhere) && len(n.Allow) == 0:
+		n.Allow = slices.DeleteFunc(n.Allow, func(p netip.Prefix) bool { return !policy.Named(p) }) // the domain refuses private ones
+	case all && len(n.Allow) == 0:
 		return policy.Network{Mode: policy.None}, false, nil
+	case all: // a list may name private networks, where the operator has opened them
+		n = policy.Network{Mode: policy.List, Allow: n.Allow}
 	}
-	return n, !slices.Contains(n.Deny, everywhere), n.Validate()
+	if len(n.Allow) == 0 {
+		n.Allow = nil
+	}
+	return n, !all, n.Validate()
 }
 
 // live are the rules that some address reaches, but for those of IPv6, of which nothing leaves a sandbox anyway.
@@ -156,8 +156,6 @@ func (r Rule) parse() (ruled, error) {
 		return ruled{}, fault.New(fault.Invalid, "egress target %.80q: rules for domain names are not served here yet; use IP addresses or CIDR blocks", r.Target)
 	case r.Action == Allow && !prefix.Addr().Is4():
 		return ruled{}, fault.New(fault.Invalid, "egress target %.80q is IPv6; only IPv4 leaves a sandbox", r.Target)
-	case r.Action == Allow && slices.ContainsFunc(closed, func(c netip.Prefix) bool { return within(prefix, c) }):
-		return ruled{}, fault.New(fault.Invalid, "egress target %.80q is a private network, which no sandbox can reach", r.Target)
 	}
 	return ruled{prefix, r.Action == Allow}, nil
 }

@@ -22,7 +22,6 @@ func rules(pairs ...string) (list []access.Rule) {
 
 func TestAPolicyInTheDomainsWords(t *testing.T) {
 	p := netip.MustParsePrefix
-	all := p("0.0.0.0/0")
 	for name, c := range map[string]struct {
 		policy  access.Policy
 		want    policy.Network
@@ -31,11 +30,14 @@ func TestAPolicyInTheDomainsWords(t *testing.T) {
 		"nothing is deny":      {access.Policy{}, policy.Network{Mode: policy.None}, false},
 		"allow":                {access.Policy{DefaultAction: "allow"}, policy.Network{Mode: policy.Internet}, true},
 		"allow by name":        {access.Policy{DefaultAction: "allow", Egress: rules("allow", "1.1.1.1")}, policy.Network{Mode: policy.Internet}, true},
-		"an address":           {access.Policy{Egress: rules("allow", "1.1.1.1")}, policy.Network{Mode: policy.Internet, Deny: []netip.Prefix{all}, Allow: []netip.Prefix{p("1.1.1.1/32")}}, false},
+		"an address":           {access.Policy{Egress: rules("allow", "1.1.1.1")}, policy.Network{Mode: policy.List, Allow: []netip.Prefix{p("1.1.1.1/32")}}, false},
 		"deny a block":         {access.Policy{DefaultAction: "allow", Egress: rules("deny", "1.0.0.7/8")}, policy.Network{Mode: policy.Internet, Deny: []netip.Prefix{p("1.0.0.0/8")}}, true},
 		"a rule never reached": {access.Policy{DefaultAction: "allow", Egress: rules("deny", "1.0.0.0/8", "allow", "1.1.1.1")}, policy.Network{Mode: policy.Internet, Deny: []netip.Prefix{p("1.0.0.0/8")}}, true},
 		"a hole": {access.Policy{Egress: rules("deny", "1.1.1.1", "allow", "1.1.1.0/30")},
-			policy.Network{Mode: policy.Internet, Deny: []netip.Prefix{all, p("1.1.1.1/32")}, Allow: []netip.Prefix{p("1.1.1.0/32"), p("1.1.1.2/31")}}, false},
+			policy.Network{Mode: policy.List, Allow: []netip.Prefix{p("1.1.1.0/32"), p("1.1.1.2/31")}}, false},
+		"a private network": {access.Policy{Egress: rules("allow", "192.168.1.0/24")}, policy.Network{Mode: policy.List, Allow: []netip.Prefix{p("192.168.1.0/24")}}, false},
+		"a private network and all else": {access.Policy{DefaultAction: "allow", Egress: rules("allow", "192.168.1.0/24", "allow", "1.1.1.1")},
+			policy.Network{Mode: policy.Internet, Allow: []netip.Prefix{p("192.168.1.0/24")}}, true}, // which the domain refuses
 		"IPv6 is closed anyway": {access.Policy{DefaultAction: "allow", Egress: rules("deny", "2001:db8::/32")}, policy.Network{Mode: policy.Internet}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -48,7 +50,7 @@ func TestAPolicyInTheDomainsWords(t *testing.T) {
 	for name, bad := range map[string]access.Policy{
 		"a name": {Egress: rules("allow", "example.com")}, "a star": {Egress: rules("deny", "*.example.com")}, "no target": {Egress: rules("allow", "")},
 		"no action": {Egress: rules("", "1.1.1.1")}, "another default": {DefaultAction: "drop"}, "IPv6": {Egress: rules("allow", "2001:db8::1")},
-		"a private network": {Egress: rules("allow", "192.168.1.0/24")}, "too many": {Egress: make([]access.Rule, access.MaxRules+1)},
+		"too many": {Egress: make([]access.Rule, access.MaxRules+1)},
 	} {
 		if _, _, err := bad.Network(); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%s: %v", name, err)
@@ -66,7 +68,7 @@ func first(p access.Policy, addr netip.Addr) bool {
 	return p.Default() == access.Allow
 }
 
-// enforced is what the domain means by mode internet.
+// enforced is what the domain means by modes internet and list.
 func enforced(n policy.Network, addr netip.Addr) bool {
 	in := func(list []netip.Prefix) bool {
 		for _, p := range list {
@@ -76,7 +78,7 @@ func enforced(n policy.Network, addr netip.Addr) bool {
 		}
 		return false
 	}
-	return n.Mode == policy.Internet && (in(n.Allow) || !in(n.Deny))
+	return n.Mode == policy.Internet && (in(n.Allow) || !in(n.Deny)) || n.Mode == policy.List && in(n.Allow) && !in(n.Deny)
 }
 
 func TestTheFirstRuleWins(t *testing.T) {

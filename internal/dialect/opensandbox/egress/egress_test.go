@@ -44,6 +44,9 @@ func (o *one) ChangeNetwork(_ context.Context, _ auth.Principal, _ string, c san
 	if err := c.Network.Validate(); err != nil {
 		return sandbox.Sandbox{}, err
 	}
+	if err := (policy.Rules{}).Check(*c.Network, o.sb.Tenant); err != nil {
+		return sandbox.Sandbox{}, err
+	}
 	annotations, err := c.Annotate(o.sb)
 	if err != nil {
 		return sandbox.Sandbox{}, err

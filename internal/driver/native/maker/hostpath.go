@@ -2,7 +2,6 @@ package maker
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -76,27 +75,7 @@ func WriteStorage(dataDir string, rules StorageRules) error {
 		}
 		s.HostPaths = append(s.HostPaths, p)
 	}
-	dir := filepath.Join(dataDir, "maker")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
-	if err := rootsOwn(dir); err != nil {
-		return err
-	}
-	text, err := json.MarshalIndent(s, "", "  ")
-	if err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(dir, "host_paths")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(append(text, '\n'))
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), storageFile(dataDir))
+	return writeRules(dataDir, storageFile(dataDir), s)
 }
 
 // neverShown are parts of a host that are no files of anybody's.
@@ -135,22 +114,7 @@ func parseHostPath(text, dataDir string) (hostPath, error) {
 // readStorage reads what the operator allows now; a file that is not root's alone is refused, and none allows nothing.
 func readStorage(dataDir string) (storage, error) {
 	var s storage
-	f, err := os.OpenFile(storageFile(dataDir), os.O_RDONLY|unix.O_NOFOLLOW, 0)
-	if errors.Is(err, os.ErrNotExist) {
-		return s, nil
-	}
-	if err != nil {
-		return s, err
-	}
-	defer f.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return s, err
-	}
-	if st.Uid != 0 || st.Mode&0o022 != 0 || st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return s, fault.New(fault.Denied, "the list of allowed host paths is not root's alone, so none is allowed: chown root and chmod go-w %s", f.Name())
-	}
-	return s, json.NewDecoder(f).Decode(&s)
+	return s, readRules(storageFile(dataDir), "host paths", &s)
 }
 
 // find is the innermost allowed directory that a path lies in, and the rest of the way.

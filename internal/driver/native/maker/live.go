@@ -103,6 +103,9 @@ func (m *Maker) newLive(id string, p *pool, s *shell, limits template.Limits, en
 
 // adjust gives a shell somebody's limits and network.
 func (m *Maker) adjust(l *live, limits template.Limits, network policy.Network) error {
+	if err := m.checkNetwork(network, l.tenant); err != nil {
+		return err
+	}
 	if err := l.shell.setLimits(limits); err != nil {
 		return err
 	}
@@ -359,6 +362,9 @@ func (m *Maker) Change(id string, c wire.Change) error {
 	}
 	if c.Network != nil {
 		if err := c.Network.Validate(); err != nil {
+			return err
+		}
+		if err := m.checkNetwork(*c.Network, l.tenant); err != nil {
 			return err
 		}
 		l.mu.Lock()
