@@ -11,7 +11,7 @@ SHELL_C := $(MAKER)/shell/shell.c $(MAKER)/shell/syscalls.h
 SHIM    := kernel/native/shim-$(GOARCH).so
 
 .DEFAULT_GOAL := build
-.PHONY: acceptance build run test test-all test-sdks test-isolation test-chaos test-e2b test-opensandbox test-agentsandbox test-python compat e2b-lock opensandbox-lock agentsandbox-lock python-lock fuzz bench bench-quick bench-smoke bench-plot bench-e2b bench-opensandbox bench-artifacts bench-datasets bench-langgraph bench-kubernetes simulate-kubernetes docs lint clean programs image image-files manifests test-chart cluster-up cluster-down test-cluster FORCE
+.PHONY: acceptance build run test test-all test-sdks test-isolation test-chaos test-e2b test-opensandbox test-agentsandbox test-python compat e2b-lock opensandbox-lock agentsandbox-lock python-lock fuzz bench bench-quick bench-turns bench-smoke bench-plot bench-e2b bench-opensandbox bench-artifacts bench-datasets bench-langgraph bench-kubernetes simulate-kubernetes docs lint clean programs image image-files manifests test-chart cluster-up cluster-down test-cluster FORCE
 
 build: bin/cove bin/cove-agent
 
@@ -137,6 +137,14 @@ fuzz: programs
 
 bench-quick: build
 	$(GO) run ./bench
+
+# Two versions in turns: `make bench-turns BEFORE=COMMIT` measures that commit and what is checked out here. Each has templates
+# of its own.
+ROUNDS ?= 5
+bench-turns: build
+	@test -n "$(BEFORE)" || { echo "say which version to compare with: make bench-turns BEFORE=COMMIT" >&2; exit 2; }
+	$(GO) build -o bin/bench ./bench
+	bench/turns "$(BEFORE)" $(ROUNDS)
 
 # Every scenario, and the same jobs with docker, runc, crun, bubblewrap and plain processes: up to half an hour.
 bench: build

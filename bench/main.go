@@ -79,6 +79,9 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == kubernetesCommand {
 		exit(benchmarkKubernetes(ctx, os.Args[2:]))
 	}
+	if len(os.Args) > 1 && os.Args[1] == turnsCommand {
+		exit(benchTurns(ctx, os.Args[2:]))
+	}
 	o := parseFlags()
 	exit(run(ctx, o))
 }
