@@ -131,8 +131,10 @@ type Sandbox struct {
 	MaxDisk         Size          `toml:"max_disk"`
 	Network         string        `toml:"network"` // internet, none
 	MaxPerTenant    int           `toml:"max_per_tenant"`
-	CreateRate      float64       `toml:"create_rate"` // per second and tenant
-	Retention       time.Duration `toml:"retention"`   // how long an ended sandbox stays readable
+	CreateRate      float64       `toml:"create_rate"`       // per second and tenant
+	MaxEventStreams int           `toml:"max_event_streams"` // of events, and as many of session logs, that a tenant follows
+	MaxOperations   int           `toml:"max_operations"`    // of a tenant in sandboxes at the same time: runs, files, watches, port connections
+	Retention       time.Duration `toml:"retention"`         // how long an ended sandbox stays readable
 }
 
 // Template says which templates are made ready at start.
@@ -197,7 +199,7 @@ const DefaultListen = "127.0.0.1:8080"
 func Default() Config {
 	return Config{
 		Listen: DefaultListen, DataDir: DefaultDataDir(), Driver: "native", ShutdownGrace: 10 * time.Second,
-		Log: Log{Level: "info", Format: "text"}, Sandbox: Sandbox{PausedLifetime: 30 * 24 * time.Hour},
+		Log: Log{Level: "info", Format: "text"}, Sandbox: Sandbox{PausedLifetime: 30 * 24 * time.Hour, MaxEventStreams: 64, MaxOperations: 2048},
 		Images:    Images{Map: defaultMap()},
 		Artifacts: Artifacts{LinkTTL: 10 * time.Minute, MaxFileSize: 50 << 20, MaxSessionSize: 10 << 30},
 		Sessions:  Sessions{IdleTimeout: 45 * time.Minute, Size: 1 << 30, MaxTenantLog: 4 << 30},
@@ -396,6 +398,9 @@ func (c Config) Validate() error {
 		if d < 0 {
 			return fmt.Errorf("%s cannot be negative: %v", name, d)
 		}
+	}
+	if c.Sandbox.MaxEventStreams < 1 || c.Sandbox.MaxOperations < 1 {
+		return errors.New("sandbox.max_event_streams and sandbox.max_operations must be at least 1")
 	}
 	return nil
 }

@@ -29,6 +29,9 @@ type Config struct {
 	MaxStarting  int     // sandboxes that start, and forks that go on, at the same time; the others queue; 64
 	MaxQueued    int     // creates, and forks, that wait for their turn; the others are turned away; 1024
 
+	MaxEventStreams int // streams of events that one tenant follows at the same time; 64
+	MaxOperations   int // of one tenant in its sandboxes at the same time, each a connection to an agent; 2048
+
 	// StartTimeout is how long a driver may take to start one sandbox, which has waited for its turn before, or to fork one
 	// that is not waited for; 60 s.
 	StartTimeout time.Duration
@@ -57,7 +60,7 @@ func (c Config) Validate() error {
 		return fault.New(fault.Invalid, "maximum lifetime, default idle timeout, start timeout and retention cannot be negative")
 	case c.MaxLifetime > 0 && c.DefaultLifetime > c.MaxLifetime:
 		return fault.New(fault.Invalid, "the default lifetime %v is over the maximum %v", c.DefaultLifetime, c.MaxLifetime)
-	case c.MaxPerTenant < 0, c.CreateRate < 0, c.MaxStarting < 0, c.MaxQueued < 0:
+	case c.MaxPerTenant < 0, c.CreateRate < 0, c.MaxStarting < 0, c.MaxQueued < 0, c.MaxEventStreams < 0, c.MaxOperations < 0:
 		return fault.New(fault.Invalid, "limits on the number of sandboxes cannot be negative")
 	}
 	if err := checkLimits(asked, c.MaxLimits); err != nil {
@@ -87,6 +90,8 @@ func (c Config) withDefaults() Config {
 	c.DefaultNetwork.Mode = c.Networks.DefaultMode(c.DefaultNetwork.Mode)
 	c.MaxStarting = cmp.Or(c.MaxStarting, 64)
 	c.MaxQueued = cmp.Or(c.MaxQueued, 1024)
+	c.MaxEventStreams = cmp.Or(c.MaxEventStreams, 64)
+	c.MaxOperations = cmp.Or(c.MaxOperations, 2048)
 	c.StartTimeout = cmp.Or(c.StartTimeout, 60*time.Second)
 	c.Retention = cmp.Or(c.Retention, 24*time.Hour)
 	c.EndedGrace = cmp.Or(c.EndedGrace, 500*time.Millisecond)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -205,6 +206,12 @@ func failing(name string, times int, err error) func(string, int) error {
 type fakeStore struct {
 	failer
 	sandbox.Store
+	eventReads atomic.Int64
+}
+
+func (s *fakeStore) Events(ctx context.Context, tenant string, q sandbox.EventQuery, limit int) ([]sandbox.LifecycleEvent, error) {
+	s.eventReads.Add(1)
+	return s.Store.Events(ctx, tenant, q, limit)
 }
 
 func (s *fakeStore) Insert(ctx context.Context, r sandbox.Record, e ...sandbox.LifecycleEvent) error {

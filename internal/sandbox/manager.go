@@ -37,7 +37,8 @@ type Manager struct {
 	slots  *slots // of creates
 	forks  *slots // of forks: one that waits for a busy kernel must not hold up a create
 	rates  *rates
-	feed   *feed
+	events *eventFeed
+	dials  *shares            // operations in sandboxes, by tenant
 	cancel context.CancelFunc // ends life
 	life   context.Context    // of this Manager: the parent of all work that outlives its caller
 
@@ -67,7 +68,8 @@ func NewManager(cfg Config, d Driver, s Store, t Templates, o Observer, log *slo
 	life, cancel := context.WithCancel(context.Background())
 	return &Manager{
 		cfg: cfg, driver: d, store: s, templates: t, observer: o, log: log,
-		clock: newClock(), rates: newRates(cfg.CreateRate), feed: newFeed(),
+		clock: newClock(), rates: newRates(cfg.CreateRate), events: newEventFeed(s, cfg.Server != "", cfg.MaxEventStreams),
+		dials: newShares(cfg.MaxOperations),
 		slots: newSlots(cfg.MaxStarting, cfg.MaxQueued), forks: newSlots(cfg.MaxStarting, cfg.MaxQueued),
 		cancel: cancel, life: life, server: cfg.Server, foreign: map[string]Ended{}, strays: map[string]time.Time{}, missing: map[string]bool{}, orphans: map[string]bool{},
 		living: map[string]*entry{}, byKey: map[claimKey]*entry{}, byIdem: map[claimKey]*entry{}, tenants: map[string]int{},
@@ -293,9 +295,20 @@ func (m *Manager) writeAll(ctx context.Context, records []Record, write func(con
 	}
 	err := write(context.WithoutCancel(ctx), all)
 	if err == nil {
-		m.feed.tell()
+		for tenant := range tenantsOf(records) {
+			m.events.tell(tenant)
+		}
 	}
 	return err
+}
+
+// tenantsOf are those that own the records, each once.
+func tenantsOf(records []Record) map[string]bool {
+	tenants := map[string]bool{}
+	for i := range records {
+		tenants[records[i].Tenant] = true
+	}
+	return tenants
 }
 
 // stamp says whose events they are, and when they were if nobody has.
@@ -314,7 +327,7 @@ func (m *Manager) write(ctx context.Context, r Record, write func(context.Contex
 	r.BootID = m.cfg.BootID
 	err := write(context.WithoutCancel(ctx), r, stamp(r, events)...)
 	if err == nil && len(events) > 0 {
-		m.feed.tell()
+		m.events.tell(r.Tenant)
 	}
 	return err
 }

@@ -422,17 +422,23 @@ func (m *Manager) release(e *entry) {
 // client dials through the Manager; closed, if any, is called when a connection is.
 func (m *Manager) client(e *entry, closed func()) *agentapi.Client {
 	return agentapi.NewClient(func(ctx context.Context) (net.Conn, error) {
+		if !m.dials.take(e.tenant) {
+			return nil, m.dials.full()
+		}
 		if err := m.use(ctx, e); err != nil {
+			m.dials.free(e.tenant)
 			return nil, err
 		}
 		conn, err := m.driver.Dial(ctx, e.id)
 		if err != nil {
+			m.dials.free(e.tenant)
 			m.release(e)
 			return nil, m.whyGone(ctx, e, fmt.Errorf("dial sandbox %s: %w", e.id, err))
 		}
 		stay := context.AfterFunc(e.here, func() { conn.Close() })
 		return &usedConn{Conn: conn, done: sync.OnceFunc(func() {
 			stay()
+			m.dials.free(e.tenant)
 			m.release(e)
 			if closed != nil {
 				closed()

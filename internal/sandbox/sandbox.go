@@ -184,4 +184,6 @@ type EventQuery struct {
 	After   int64  // only events with a higher Seq
 	Follow  bool   // wait for those to come
 	Last    bool   // the last of them alone: where whoever begins to follow goes on
+	// Internal is a stream of the server itself, which does not count against its tenant's share.
+	Internal bool
 }

@@ -387,7 +387,7 @@ const (
 // listen hears a tenant's events until the Manager or the domain ends. What happened before is passed over, and not even read: a
 // tenant may have had a million sandboxes.
 func (m *Manager) listen(who auth.Principal) {
-	q := sandbox.EventQuery{Last: true}
+	q := sandbox.EventQuery{Last: true, Internal: true}
 	for pause := retryFirst; ; pause = min(2*pause, retryMost) {
 		var failed error
 		for event, err := range m.sandboxes.Events(m.life, who, q) {

@@ -118,6 +118,7 @@ type Config struct {
 	MaxPerTenant int           // sessions; zero: any
 	MaxLog       int64         // bytes of one session's log that tell everything; zero: 256 MiB
 	MaxLogs      int64         // likewise of all logs of one tenant; zero: 4 GiB
+	MaxFollowers int           // streams of logs that one tenant follows at the same time; zero: 64
 	Grace        time.Duration // that work behind a run has when the server ends; zero: 5 s
 }
 
@@ -145,6 +146,7 @@ type Manager struct {
 	mu      sync.Mutex
 	closed  bool
 	entries map[name]*entry
+	follows map[string]int     // streams of logs, by tenant
 	tenants map[string]bool    // whose events are heard
 	waking  map[string]*waking // checkpoints that are being woken, by their sandboxes
 
@@ -184,11 +186,12 @@ func New(cfg Config, sandboxes Sandboxes, templates Templates, store Store, arti
 	cfg.Root = cmp.Or(cfg.Root, "/session")
 	cfg.MaxLog, cfg.MaxLogs = cmp.Or(cfg.MaxLog, maxLog), cmp.Or(cfg.MaxLogs, maxLogs)
 	cfg.Grace = cmp.Or(cfg.Grace, 5*time.Second)
+	cfg.MaxFollowers = cmp.Or(cfg.MaxFollowers, 64)
 	// Owned by the Manager and ended by Close.
 	life, quit := context.WithCancel(context.Background())
 	return &Manager{
 		cfg: cfg, sandboxes: sandboxes, templates: templates, store: store, artifacts: artifacts, datasets: datasets, log: log,
-		life: life, quit: quit, entries: map[name]*entry{}, tenants: map[string]bool{}, waking: map[string]*waking{}, shelves: map[string]*shelf{},
+		life: life, quit: quit, entries: map[name]*entry{}, follows: map[string]int{}, tenants: map[string]bool{}, waking: map[string]*waking{}, shelves: map[string]*shelf{},
 	}
 }
 

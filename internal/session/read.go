@@ -32,6 +32,14 @@ func (m *Manager) Log(ctx context.Context, p auth.Principal, key string, q LogQu
 			return
 		}
 		defer leave()
+		if q.Follow {
+			done, err := m.countFollower(p.Tenant)
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			defer done()
+		}
 		var offset int64
 		of := ""
 		for first := true; ; first = false {
@@ -71,6 +79,23 @@ func (m *Manager) Log(ctx context.Context, p auth.Principal, key string, q LogQu
 			}
 		}
 	}
+}
+
+// countFollower counts a stream of a tenant until done. One over the tenant's share is fault.Exhausted.
+func (m *Manager) countFollower(tenant string) (done func(), err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if n := m.follows[tenant]; n >= m.cfg.MaxFollowers {
+		return nil, fault.New(fault.Exhausted, "%d streams of session logs are open; the limit of a tenant is %d: end one, or share one", n, m.cfg.MaxFollowers)
+	}
+	m.follows[tenant]++
+	return func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.follows[tenant]--; m.follows[tenant] == 0 {
+			delete(m.follows, tenant)
+		}
+	}, nil
 }
 
 var errLeft = errors.New("the caller has heard enough")

@@ -39,7 +39,7 @@ const (
 // listen hears a tenant's events until the API or the domain ends. What happened before is passed over, and not even read:
 // a tenant may have had a million sandboxes.
 func (a *API) listen(who auth.Principal) {
-	q := sandbox.EventQuery{Last: true}
+	q := sandbox.EventQuery{Last: true, Internal: true}
 	for pause := listenFirst; ; pause = min(2*pause, listenMost) {
 		var failed error
 		for e, err := range a.sandboxes.Events(a.life, who, q) {

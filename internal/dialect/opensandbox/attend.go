@@ -60,7 +60,7 @@ func (a *API) sleep(d time.Duration) bool {
 func (a *API) listen(who auth.Principal) {
 	begun := time.Now().Add(-time.Second) // an event is dated before it can be read
 	a.tidyVolumes(a.life, who)
-	q := sandbox.EventQuery{Follow: true}
+	q := sandbox.EventQuery{Follow: true, Internal: true}
 	for pause := retryFirst; ; pause = min(2*pause, retryMost) {
 		var failed error
 		for e, err := range a.sandboxes.Events(a.life, who, q) {
