@@ -7,6 +7,8 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+
+	"github.com/covehq/cove/internal/auth"
 )
 
 // Guests lets people in without a key who are at this machine. What their browser runs for somebody else is not them: a
@@ -17,14 +19,13 @@ type Guests struct {
 	Everywhere bool     // they may come from other machines, and under any name
 }
 
-// carriers are the headers that say who is asking, in one dialect or another.
-var carriers = []string{"X-Api-Key", "Open-Sandbox-Api-Key", "X-Access-Token", "Opensandbox-Secure-Access", "Opensandbox-Egress-Auth", "X-Execd-Access-Token"}
-
 // known tells whether a request says who is asking; then that must be true.
 func known(r *http.Request) bool {
-	scheme, _, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	return strings.EqualFold(scheme, "Bearer") ||
-		slices.ContainsFunc(carriers, func(name string) bool { return r.Header.Get(name) != "" })
+	if scheme, _, _ := strings.Cut(r.Header.Get("Authorization"), " "); strings.EqualFold(scheme, "Bearer") {
+		return true
+	}
+	shows := func(name string) bool { return name != "Authorization" && r.Header.Get(name) != "" }
+	return slices.ContainsFunc(auth.OwnHeaders, shows) || slices.ContainsFunc(auth.SharedHeaders, shows)
 }
 
 // welcome shows the guests' key for a request that has none, or says why it must not.

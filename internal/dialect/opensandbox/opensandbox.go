@@ -135,7 +135,7 @@ func New(cfg Config, s Sandboxes, k Keys, i Images, d Documents, execd, egress h
 		log: log, failed: func(context.Context, error) {}, mux: http.NewServeMux(),
 		creations: newCreations(cfg.Retention), mains: newMains(), renewals: newRenewals(), shots: newShots(), tenants: newTenants(), life: life, cancel: cancel,
 	}
-	a.raw = rawport.New(rawport.Config{RetryFor: cfg.RetryFor, Strip: strip, Refuse: a.rawFailed}, s, log)
+	a.raw = rawport.New(rawport.Config{RetryFor: cfg.RetryFor, Refuse: a.rawFailed}, s, log)
 	for _, r := range routes {
 		a.mux.HandleFunc(r.pattern, a.serve(r))
 	}

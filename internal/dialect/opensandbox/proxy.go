@@ -162,18 +162,6 @@ func (a *API) serveRaw(w http.ResponseWriter, r *http.Request, t *access.Target,
 	rawport.UntilStopped(w, r, stopped, serve)
 }
 
-// strip takes out of a request whatever is between the caller and us.
-func strip(h http.Header) {
-	for _, name := range []string{headerKey, headerAccess, headerEgress, headerExecd} {
-		h.Del(name)
-	}
-	rawport.StripKeys(h)
-	rawport.StripTokens(h, "X-Access-Token") // another dialect's
-	if strings.Contains(h.Get("Referer"), mark) {
-		h.Del("Referer") // the page before came by a signed endpoint, whose signature is in its path
-	}
-}
-
 // rawFailed answers for a port that did not.
 func (a *API) rawFailed(w http.ResponseWriter, r *http.Request, v rawport.Visit, err error) {
 	c := &call{w: w, r: r, who: v.Who, id: v.Sandbox}

@@ -50,7 +50,8 @@ type Config struct {
 	// RetryFor is how long a port that nobody listens on is tried again: a server that was just started may be about to
 	// listen. Zero or less: not at all.
 	RetryFor time.Duration
-	// Strip takes out of a request what is between the caller and the dialect.
+	// Strip takes out of a request what is between the caller and the dialect, other than keys and tokens: those the proxy
+	// takes out itself, the same for every dialect. Nil: nothing.
 	Strip func(http.Header)
 	// Refuse answers for a port that did not; a ClosedError is one that could not be reached.
 	Refuse func(http.ResponseWriter, *http.Request, Visit, error)
@@ -148,13 +149,16 @@ func (p *Proxy) Serve(w http.ResponseWriter, r *http.Request, v Visit) {
 func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
 	v := visitOf(r.In)
 	r.Out.URL.Scheme, r.Out.URL.Host = "http", net.JoinHostPort(v.Sandbox, strconv.Itoa(v.Port))
-	r.Out.URL.RawQuery = r.In.URL.RawQuery // as it came: the proxy would leave out what it cannot read, and we read none
+	r.Out.URL.RawQuery = r.In.URL.RawQuery // as it came: the proxy would leave out what it cannot read
 	r.Out.Host = r.In.Host
 	if v.Host != "" {
 		r.Out.Host = v.Host
 	}
 	r.SetXForwarded()
-	p.cfg.Strip(r.Out.Header)
+	if p.cfg.Strip != nil {
+		p.cfg.Strip(r.Out.Header)
+	}
+	StripCredentials(r.Out)
 }
 
 // dial connects to a port, and waits a moment for one that is about to open.

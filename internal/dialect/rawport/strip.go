@@ -2,48 +2,135 @@ package rawport
 
 import (
 	"net/http"
+	"net/url"
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/covehq/cove/internal/auth"
 )
 
 // What runs behind a port may be hostile: it learns nothing that would let it act for its caller.
 
-var (
-	ourKey   = regexp.MustCompile(`e2b_[0-9a-f]{16,}`)
-	ourToken = regexp.MustCompile(`^[0-9a-f]{64}$`)
-)
-
-// StripKeys takes our keys and tokens out of the headers that carry other people's too: what is behind the port may need
-// those. Our cookies go as well.
-func StripKeys(h http.Header) {
-	without(h, "X-Api-Key", ourKey.MatchString)
-	without(h, "Authorization", func(v string) bool {
-		scheme, rest, _ := strings.Cut(v, " ")
-		return ourKey.MatchString(v) || strings.EqualFold(scheme, "Bearer") && ourToken.MatchString(strings.TrimSpace(rest))
-	})
-	stripCookies(h)
+// StripCredentials takes keys and tokens of this server out of a request that goes to a port, whichever dialect the caller speaks:
+//
+//   - every header that carries nothing else, and our cookies
+//   - from headers and query parameters that carry other services' keys too, the values that have the form of ours
+//   - what the caller shows in any of these, and every key with its prefix, wherever else it stands in a header or the query
+func StripCredentials(r *http.Request) {
+	shown := presented(r)
+	for _, name := range auth.OwnHeaders {
+		r.Header.Del(name)
+	}
+	for _, name := range auth.SharedHeaders {
+		without(r.Header, name, func(v string) bool { return len(auth.Digits(v)) > 0 })
+	}
+	stripReferer(r.Header)
+	stripCookies(r.Header, shown)
+	stripProtocols(r.Header, shown)
+	for name := range r.Header {
+		without(r.Header, name, shown.in)
+	}
+	r.URL.RawQuery = stripQuery(r.URL.RawQuery, shown)
 }
 
-// StripTokens removes the values of a header that have the form of our tokens.
-func StripTokens(h http.Header, name string) { without(h, name, ourToken.MatchString) }
+// secrets are the digits of keys and tokens that a caller shows.
+type secrets []string
+
+// presented finds the keys and tokens of a request, where carriers have them.
+func presented(r *http.Request) secrets {
+	var found secrets
+	for _, names := range [][]string{auth.OwnHeaders, auth.SharedHeaders} {
+		for _, name := range names {
+			for _, value := range r.Header[name] {
+				found = append(found, auth.Digits(value)...)
+			}
+		}
+	}
+	for pair := range strings.SplitSeq(r.URL.RawQuery, "&") {
+		if name, value := parameter(pair); auth.Carries(name) {
+			found = append(found, auth.Digits(value)...)
+		}
+	}
+	return found
+}
+
+// in reports whether a text holds one of the secrets, or any key with its prefix.
+func (s secrets) in(text string) bool {
+	return auth.HasKey(text) || slices.ContainsFunc(s, func(secret string) bool { return strings.Contains(text, secret) })
+}
+
+// parameter reads one pair of a query; what cannot be read stays as it is.
+func parameter(pair string) (name, value string) {
+	name, value, _ = strings.Cut(pair, "=")
+	if plain, err := url.QueryUnescape(name); err == nil {
+		name = plain
+	}
+	if plain, err := url.QueryUnescape(value); err == nil {
+		value = plain
+	}
+	return name, value
+}
+
+// stripQuery leaves a query that carries nothing of ours exactly as it came.
+func stripQuery(raw string, shown secrets) string {
+	ours := func(pair string) bool {
+		name, value := parameter(pair)
+		return shown.in(pair) || shown.in(name) || shown.in(value) || auth.Carries(name) && len(auth.Digits(value)) > 0
+	}
+	pairs := strings.Split(raw, "&")
+	if !slices.ContainsFunc(pairs, ours) {
+		return raw
+	}
+	return strings.Join(slices.DeleteFunc(pairs, ours), "&")
+}
+
+// secretPath is the path of a page that was reached by a secret in it: a signed endpoint or a tenant's router URL.
+var secretPath = regexp.MustCompile(`/sandboxes/[^/]*~|/agents/`)
+
+func stripReferer(h http.Header) { without(h, "Referer", secretPath.MatchString) }
+
+// stripProtocols takes keys out of the subprotocols of a WebSocket, of which others may be needed.
+func stripProtocols(h http.Header, shown secrets) {
+	const name = "Sec-Websocket-Protocol"
+	if !slices.ContainsFunc(h[name], shown.in) {
+		return
+	}
+	var kept []string
+	for _, line := range h[name] {
+		for protocol := range strings.SplitSeq(line, ",") {
+			if protocol = strings.TrimSpace(protocol); protocol != "" && !shown.in(protocol) {
+				kept = append(kept, protocol)
+			}
+		}
+	}
+	h.Del(name)
+	if len(kept) > 0 {
+		h.Set(name, strings.Join(kept, ", "))
+	}
+}
 
 // without removes the values of a header that are ours.
 func without(h http.Header, name string, ours func(string) bool) {
-	kept := slices.DeleteFunc(slices.Clone(h.Values(name)), func(v string) bool { return ours(strings.TrimSpace(v)) })
+	if !slices.ContainsFunc(h[name], ours) {
+		return
+	}
+	kept := slices.DeleteFunc(slices.Clone(h[name]), ours)
 	if len(kept) == 0 {
 		h.Del(name)
 		return
 	}
-	h[http.CanonicalHeaderKey(name)] = kept
+	h[name] = kept
 }
 
-func stripCookies(h http.Header) {
+func stripCookies(h http.Header, shown secrets) {
 	var kept []string
 	for _, line := range h.Values("Cookie") {
 		for pair := range strings.SplitSeq(line, ";") {
-			name, _, _ := strings.Cut(pair, "=")
-			if pair = strings.TrimSpace(pair); pair != "" && !ourCookie(strings.TrimSpace(name)) {
+			name, value, _ := strings.Cut(pair, "=")
+			name = strings.TrimSpace(name)
+			ours := ourCookie(name) || shown.in(value) || auth.Carries(name) && len(auth.Digits(value)) > 0
+			if pair = strings.TrimSpace(pair); pair != "" && !ours {
 				kept = append(kept, pair)
 			}
 		}

@@ -155,10 +155,6 @@ func strip(h http.Header) {
 	for _, name := range []string{headerID, headerNamespace, headerPort, headerIP, headerUID, "Origin"} {
 		h.Del(name)
 	}
-	rawport.StripKeys(h)
-	if strings.Contains(h.Get("Referer"), prefix) {
-		h.Del("Referer") // the page before has a token in its path
-	}
 }
 
 func isHealth(r *http.Request) bool {

@@ -15,8 +15,5 @@ func Route(e *Edge, r *http.Request) (id string, port int, ok bool) {
 	return at.id, at.port, ok && err == nil
 }
 
-// Strip takes out of a request what is ours.
-var Strip = strip
-
 // NarrowCookies keeps cookies that are set to their host.
 func NarrowCookies(h http.Header) { rawport.NarrowCookies(h, rawport.Visit{}) }
