@@ -21,6 +21,7 @@ import (
 
 	"github.com/covehq/cove/internal/auth"
 	"github.com/covehq/cove/internal/config"
+	"github.com/covehq/cove/internal/connlimit"
 	"github.com/covehq/cove/internal/dialect/cove"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/gateway"
@@ -47,6 +48,7 @@ type Server struct {
 
 	cfg          config.Config
 	log          *slog.Logger
+	limiter      *connlimit.Limiter          // of the connections of every listener
 	ready        func(context.Context) error // whether sandboxes can be made
 	herald       *herald                     // writes the ready file where this process may not; nil: it may
 	certificate  *tls.Certificate            // that was given for the TLS listener; nil: the server makes its own
@@ -75,7 +77,7 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Pr
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, log: log}
+	s := &Server{cfg: cfg, log: log, limiter: newLimiter(cfg, log)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.undo.run())
@@ -198,6 +200,14 @@ func (s *Server) lockData() error {
 
 // listen takes an address first: it is the cheapest step that can fail.
 func (s *Server) listen(address, flag string) (net.Listener, error) {
+	l, err := s.bind(address, flag)
+	if err != nil {
+		return nil, err
+	}
+	return s.limiter.Listener(l), nil
+}
+
+func (s *Server) bind(address, flag string) (net.Listener, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
 		if errors.Is(err, syscall.EADDRINUSE) {
@@ -293,10 +303,13 @@ func (s *Server) serve(listeners []net.Listener, cfg gateway.Config) {
 	s.undo.add("stop serving", s.stopServing)
 }
 
-// newHTTP bounds how long a request may take to begin and nothing else: streams go on for as long as they like.
+// newHTTP bounds how long a request may take to begin and how long its reader may take nothing of the answer. Streams go on
+// for as long as they like.
 func (s *Server) newHTTP(base context.Context, g *gateway.Gateway) *http.Server {
 	return &http.Server{
-		Handler:           s.tracing.Handler(g),
+		Handler:           s.limiter.Handler(s.tracing.Handler(g)),
+		ConnContext:       s.limiter.ConnContext,
+		ConnState:         s.limiter.ConnState,
 		BaseContext:       func(net.Listener) context.Context { return base },
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       6 * time.Minute, // the Python SDK keeps a connection for five, and a request must not meet its end

@@ -49,7 +49,11 @@ func (s *Server) listenPeers() (net.Listener, error) {
 	if address == "" {
 		return nil, nil
 	}
-	return s.listen(address, "server.peer_listen =")
+	l, err := s.bind(address, "server.peer_listen =")
+	if err != nil {
+		return nil, err
+	}
+	return s.limiter.Trusting(l), nil // one server brings many clients
 }
 
 // joinTeam enters this server among the others of its database. It leaves them last of all that uses sandboxes.
@@ -171,7 +175,7 @@ func (s *Server) servePeers(base context.Context) {
 		t.doors[doorKubernetes] = s.tracing.Handler(s.gateways[1])
 	}
 	server := s.newHTTP(base, s.gateways[0])
-	server.Handler = t.fleet.Peers(t.doors)
+	server.Handler = s.limiter.Handler(t.fleet.Peers(t.doors))
 	s.http = append(s.http, server)
 	go func() { s.served <- server.Serve(tls.NewListener(t.listener, t.identity.Server())) }()
 }

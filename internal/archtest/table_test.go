@@ -152,6 +152,7 @@ var table = []line{
 
 	// wiring: the only place that knows every part
 	{path: "internal/config", group: alone, guests: []string{"github.com/BurntSushi/toml"}},
+	{path: "internal/connlimit", group: alone}, // how many connections a server has, and for how long
 	{path: "internal/app", group: wiring, guests: []string{"golang.org/x/sys"}},
 	{path: "cmd/cove", group: wiring},
 	{path: "internal/archtest", group: alone},

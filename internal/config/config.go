@@ -204,6 +204,7 @@ func Default() Config {
 		Artifacts: Artifacts{LinkTTL: 10 * time.Minute, MaxFileSize: 50 << 20, MaxSessionSize: 10 << 30},
 		Sessions:  Sessions{IdleTimeout: 45 * time.Minute, Size: 1 << 30, MaxTenantLog: 4 << 30},
 		Datasets:  Datasets{MaxSize: 20 << 30},
+		Server:    Server{StallTimeout: 2 * time.Minute},
 
 		AgentSandbox: AgentSandbox{Templates: defaultAgentTemplates()},
 		Kubernetes:   defaultKubernetes(),

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"net/url"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // Server says what this server is among others.
@@ -18,6 +20,35 @@ type Server struct {
 	PeerURL    string `toml:"peer_url"` // how they reach it; empty: by the address of this machine
 	// SharedVolume says that data_dir is a volume which all servers have. Sessions, artifacts and datasets are files and need it.
 	SharedVolume bool `toml:"shared_volume"`
+
+	// MaxConnections is for all listeners together. Zero: half of the process's file descriptors, at most 16384.
+	MaxConnections           int `toml:"max_connections"`
+	MaxConnectionsPerAddress int `toml:"max_connections_per_address"` // of an IPv4 address or a /64 of IPv6; zero: half of max_connections
+	// TrustedProxies are addresses or prefixes of proxies in front of this server. Each stands for many clients and has no share.
+	TrustedProxies []string `toml:"trusted_proxies"`
+	// StallTimeout is how long a client may take nothing of an answer before it is cut off.
+	StallTimeout time.Duration `toml:"stall_timeout"`
+}
+
+// ParsePrefix reads an address, or a prefix of addresses.
+func ParsePrefix(text string) (netip.Prefix, error) {
+	if a, err := netip.ParseAddr(text); err == nil {
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(text)
+	return p.Masked(), err
+}
+
+func (s Server) validateConnections() error {
+	if s.MaxConnections < 0 || s.MaxConnectionsPerAddress < 0 || s.StallTimeout < 0 {
+		return errors.New("server.max_connections, server.max_connections_per_address and server.stall_timeout cannot be negative")
+	}
+	for _, text := range s.TrustedProxies {
+		if _, err := ParsePrefix(text); err != nil {
+			return fmt.Errorf("server.trusted_proxies: %q is neither an address nor a prefix such as 10.0.0.0/8", text)
+		}
+	}
+	return nil
 }
 
 // DefaultPeerPort is where servers of one database reach each other.
@@ -39,6 +70,9 @@ func (c Config) PeerListen() string {
 }
 
 func (s Server) validate() error {
+	if err := s.validateConnections(); err != nil {
+		return err
+	}
 	if s.PeerListen != "" {
 		if _, _, err := net.SplitHostPort(s.PeerListen); err != nil {
 			return fmt.Errorf("server.peer_listen %q: want HOST:PORT", s.PeerListen)

@@ -144,7 +144,9 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	seen := &watched{ResponseWriter: w}
 	if r.Body != nil && r.Body != http.NoBody {
 		seen.body.ReadCloser, r.Body = r.Body, &seen.body
+		seen.sends = r.ProtoMajor == 1 // of HTTP/2 a stream ends alone, and Close would end the rest
 	}
+	defer seen.leave()
 	defer g.logAccess(seen, r, id, begun)
 	defer g.survive(seen, r, id)
 	if no := g.admit(r); no != "" {
@@ -184,7 +186,7 @@ func requestID(given string) string {
 // logAccess tells that a request happened: no query, no header, no body, so no secret.
 func (g *Gateway) logAccess(w *watched, r *http.Request, id string, begun time.Time) {
 	if g.cfg.Served != nil {
-		g.cfg.Served(r, Answer{Request: id, Status: w.status, Received: w.body.bytes, Sent: w.bytes})
+		g.cfg.Served(r, Answer{Request: id, Status: w.status, Received: w.body.bytes.Load(), Sent: w.bytes})
 	}
 	level := slog.LevelInfo
 	if own(r.URL.Path) {
@@ -289,6 +291,8 @@ func tell(w http.ResponseWriter, status int, value any) {
 // watched remembers what was answered. Flush and Hijack reach the real writer by Unwrap.
 type watched struct {
 	http.ResponseWriter
+	sends  bool // the request has a body, and a connection of its own
+	unread bool // it was refused before any of the body was read
 	status int
 	bytes  int64
 	body   counted
@@ -297,20 +301,37 @@ type watched struct {
 // counted is a request's body that remembers how much of it was read.
 type counted struct {
 	io.ReadCloser
-	bytes int64
+	bytes atomic.Int64 // a proxied body is read while the answer begins
 }
 
 func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.ReadCloser.Read(p)
-	c.bytes += int64(n)
+	c.bytes.Add(int64(n))
 	return n, err
 }
 
 func (w *watched) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
+// leftGrace is how long a client that was refused may go on to send its body. Without it the client would meet a reset
+// before it reads why.
+const leftGrace = time.Second
+
+// leave bounds how long net/http reads on of a body that the handler left.
+func (w *watched) leave() {
+	if w.unread {
+		_ = http.NewResponseController(w.ResponseWriter).SetReadDeadline(time.Now().Add(leftGrace)) // a test's writer has none
+	}
+}
+
+// WriteHeader begins the answer. A refusal does not wait for a body that was not read: net/http would read it before it
+// sends the answer, for as long as it takes to come.
 func (w *watched) WriteHeader(status int) {
 	if w.status == 0 || w.status < 200 {
 		w.status = status
+	}
+	if status >= 400 && w.sends && w.body.bytes.Load() == 0 {
+		w.unread = true
+		w.Header().Set("Connection", "close")
 	}
 	w.ResponseWriter.WriteHeader(status)
 }

@@ -1,0 +1,35 @@
+package app
+
+import (
+	"cmp"
+	"log/slog"
+	"net/netip"
+	"syscall"
+
+	"github.com/covehq/cove/internal/config"
+	"github.com/covehq/cove/internal/connlimit"
+)
+
+// maxConnections is how many connections a server takes that was not told: each costs some 20 KB while it is silent.
+const maxConnections = 16384
+
+// newLimiter bounds the connections of all listeners. By default they are half of the process's descriptors, so that the
+// other half is left for sandboxes, files and the database, and one address has half of them.
+func newLimiter(cfg config.Config, log *slog.Logger) *connlimit.Limiter {
+	total := cmp.Or(cfg.Server.MaxConnections, defaultConnections())
+	trusted := make([]netip.Prefix, len(cfg.Server.TrustedProxies))
+	for i, text := range cfg.Server.TrustedProxies {
+		trusted[i], _ = config.ParsePrefix(text) // validated
+	}
+	return connlimit.New(connlimit.Config{
+		Total: total, PerAddress: cmp.Or(cfg.Server.MaxConnectionsPerAddress, max(1, total/2)), Trusted: trusted, Stall: cfg.Server.StallTimeout,
+	}, log)
+}
+
+func defaultConnections() int {
+	var files syscall.Rlimit
+	if syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files) != nil || files.Cur > 2*maxConnections {
+		return maxConnections
+	}
+	return max(16, int(files.Cur/2))
+}

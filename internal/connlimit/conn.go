@@ -1,0 +1,141 @@
+package connlimit
+
+import (
+	"container/list"
+	"errors"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+)
+
+// conn is a counted connection that is cut off when its peer takes nothing.
+type conn struct {
+	net.Conn
+	limiter *Limiter
+	stall   time.Duration
+	share   bool // it counts against its address's share
+	from    netip.Prefix
+
+	// Guarded by the limiter's mu.
+	peer          *peer
+	counted       bool
+	spoke         bool // a request has begun
+	requests      int
+	inPeer, inAll *list.Element // in the lists of those that may be closed; nil: in none
+
+	mu       sync.Mutex
+	deadline time.Time // of writes, as its owner set it; zero: none
+}
+
+// Write waits for the peer as long as it takes something, however little: a slow reader is none that has gone.
+func (c *conn) Write(p []byte) (n int, err error) {
+	if c.stall <= 0 {
+		return c.Conn.Write(p)
+	}
+	for {
+		c.arm()
+		wrote, err := c.Conn.Write(p[n:])
+		n += wrote
+		if err == nil || wrote == 0 || !errors.Is(err, os.ErrDeadlineExceeded) || c.expired() {
+			return n, err
+		}
+	}
+}
+
+// arm bounds the next write by the stall, and by what the owner set.
+func (c *conn) arm() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := time.Now().Add(c.stall)
+	if !c.deadline.IsZero() && c.deadline.Before(at) {
+		at = c.deadline
+	}
+	c.Conn.SetWriteDeadline(at)
+}
+
+// expired reports whether the owner's own deadline has passed.
+func (c *conn) expired() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.deadline.IsZero() && !time.Now().Before(c.deadline)
+}
+
+// SetWriteDeadline is the owner's. A zero time leaves the bound of a stalled peer.
+func (c *conn) SetWriteDeadline(t time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.deadline = t
+	if t.IsZero() && c.stall > 0 {
+		t = time.Now().Add(c.stall) // of a write that goes on; the next one has its own
+	}
+	return c.Conn.SetWriteDeadline(t)
+}
+
+// SetDeadline is SetReadDeadline and SetWriteDeadline.
+func (c *conn) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+}
+
+// CloseWrite half-closes the connection, where it can be.
+func (c *conn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+// Close gives the connection's room back.
+func (c *conn) Close() error {
+	c.limiter.release(c)
+	return c.Conn.Close()
+}
+
+// streamWriter cuts off the reader of one HTTP/2 stream: its connection goes on taking bytes of other streams.
+type streamWriter struct {
+	http.ResponseWriter
+	to    *http.ResponseController
+	stall time.Duration
+	timer *time.Timer // runs while something is written; nil: nothing was yet
+}
+
+// streamPiece is how much a reader takes at least within a stall.
+const streamPiece = 16 << 10
+
+func (w *streamWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *streamWriter) Write(p []byte) (n int, err error) {
+	defer w.disarm()
+	for {
+		w.arm()
+		wrote, err := w.ResponseWriter.Write(p[n:min(len(p), n+streamPiece)])
+		n += wrote
+		if err != nil || n == len(p) {
+			return n, err
+		}
+	}
+}
+
+// FlushError sends what was written.
+func (w *streamWriter) FlushError() error {
+	w.arm()
+	defer w.disarm()
+	return w.to.Flush()
+}
+
+// Flush is FlushError without the error, as http.Flusher has it.
+func (w *streamWriter) Flush() { _ = w.FlushError() }
+
+// arm has the stream reset if the write that follows does not end in time.
+func (w *streamWriter) arm() {
+	if w.timer == nil {
+		// A deadline in the past resets the stream. It is not set ahead: it would also end a stream that has nothing to say.
+		w.timer = time.AfterFunc(w.stall, func() { _ = w.to.SetWriteDeadline(time.Unix(1, 0)) })
+		return
+	}
+	w.timer.Reset(w.stall)
+}
+
+func (w *streamWriter) disarm() { w.timer.Stop() }

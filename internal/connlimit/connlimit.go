@@ -1,0 +1,263 @@
+// Package connlimit bounds the connections of a server: how many there are, how many come from one address, and how long
+// a peer may take nothing of what is written to it. It knows no protocol above HTTP and no tenant.
+package connlimit
+
+import (
+	"container/list"
+	"context"
+	"crypto/tls"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// Config says how many connections there may be. Zero is no bound.
+type Config struct {
+	Total      int            // of all addresses
+	PerAddress int            // of one IPv4 address, or of one /64 of IPv6
+	Trusted    []netip.Prefix // proxies, of which one address stands for many clients: they have no share
+	Stall      time.Duration  // a peer that takes nothing for so long is cut off
+}
+
+// warnEvery keeps a flood of connections from becoming a flood of log lines.
+const warnEvery = time.Minute
+
+// Limiter bounds the connections of all listeners together. A connection is silent until its first request, busy while a
+// request is answered, and idle between two. Where there is no room for a new one, the one that has been silent longest is
+// closed, else the one that has been idle longest. A busy one is never closed: then the new one is.
+type Limiter struct {
+	cfg Config
+	log *slog.Logger
+
+	mu     sync.Mutex
+	total  int
+	spare  spare                  // of all addresses
+	peers  map[netip.Prefix]*peer // that have a connection
+	warned time.Time
+	closed int // connections that were closed for want of room since warned
+}
+
+// spare are connections that may be closed, the oldest first.
+type spare struct{ silent, idle list.List }
+
+func (s *spare) oldest() *conn {
+	for _, l := range []*list.List{&s.silent, &s.idle} {
+		if e := l.Front(); e != nil {
+			return e.Value.(*conn)
+		}
+	}
+	return nil
+}
+
+// peer is an address with a connection.
+type peer struct {
+	n     int
+	spare spare
+}
+
+// New makes a limiter.
+func New(cfg Config, log *slog.Logger) *Limiter {
+	return &Limiter{cfg: cfg, log: log, peers: map[netip.Prefix]*peer{}}
+}
+
+// Listener bounds the connections of l.
+func (l *Limiter) Listener(of net.Listener) net.Listener {
+	return &listener{Listener: of, limiter: l, share: true}
+}
+
+// Trusting bounds the connections of l, whose peers have no share of their own.
+func (l *Limiter) Trusting(of net.Listener) net.Listener { return &listener{Listener: of, limiter: l} }
+
+type listener struct {
+	net.Listener
+	limiter *Limiter
+	share   bool
+}
+
+// Accept returns the next connection for which there is room.
+func (l *listener) Accept() (net.Conn, error) {
+	for {
+		raw, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		c := &conn{Conn: raw, limiter: l.limiter, share: l.share, stall: l.limiter.cfg.Stall}
+		victim, ok := l.limiter.admit(c)
+		if victim != nil {
+			victim.Close()
+		}
+		if ok {
+			return c, nil
+		}
+		raw.Close()
+	}
+}
+
+// addressOf is what a share is counted by.
+func addressOf(c net.Conn) netip.Prefix {
+	tcp, ok := c.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	ip := tcp.AddrPort().Addr().Unmap()
+	bits := ip.BitLen()
+	if ip.Is6() {
+		bits = 64 // a host of IPv6 chooses its addresses within one
+	}
+	p, _ := ip.WithZone("").Prefix(bits) // the bits are those of the address
+	return p
+}
+
+func (l *Limiter) trusts(p netip.Prefix) bool {
+	for _, t := range l.cfg.Trusted {
+		if t.Contains(p.Addr()) {
+			return true
+		}
+	}
+	return false
+}
+
+// admit counts a connection, and says which one it takes the place of.
+func (l *Limiter) admit(c *conn) (victim *conn, ok bool) {
+	c.from = addressOf(c.Conn)
+	share := c.share && l.cfg.PerAddress > 0 && !l.trusts(c.from)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	p := l.peers[c.from]
+	if p == nil {
+		p = &peer{}
+	}
+	switch {
+	case share && p.n >= l.cfg.PerAddress:
+		victim = p.spare.oldest()
+	case l.cfg.Total > 0 && l.total >= l.cfg.Total:
+		victim = l.spare.oldest()
+	default:
+		l.count(p, c)
+		return nil, true
+	}
+	l.warn(c)
+	if victim == nil {
+		return nil, false
+	}
+	l.forget(victim)
+	l.count(p, c)
+	return victim, true
+}
+
+// count enters a connection as silent. The caller holds mu.
+func (l *Limiter) count(p *peer, c *conn) {
+	l.peers[c.from] = p
+	c.peer, c.counted = p, true
+	p.n++
+	l.total++
+	c.inPeer, c.inAll = p.spare.silent.PushBack(c), l.spare.silent.PushBack(c)
+}
+
+// warn logs that there was no room. The caller holds mu.
+func (l *Limiter) warn(c *conn) {
+	l.closed++
+	if time.Since(l.warned) < warnEvery {
+		return
+	}
+	l.log.Warn("no room for a connection: raise server.max_connections or server.max_connections_per_address, or name the proxy in server.trusted_proxies",
+		"address", c.from.Addr(), "connections", l.total, "closed", l.closed)
+	l.warned, l.closed = time.Now(), 0
+}
+
+// forget takes a connection out of the count. The caller holds mu.
+func (l *Limiter) forget(c *conn) {
+	if !c.counted {
+		return
+	}
+	l.unspare(c)
+	c.counted = false
+	l.total--
+	if c.peer.n--; c.peer.n == 0 {
+		delete(l.peers, c.from)
+	}
+}
+
+// unspare takes a connection from the lists of those that may be closed. The caller holds mu.
+func (l *Limiter) unspare(c *conn) {
+	if c.inAll == nil {
+		return
+	}
+	if c.spoke {
+		l.spare.idle.Remove(c.inAll)
+		c.peer.spare.idle.Remove(c.inPeer)
+	} else {
+		l.spare.silent.Remove(c.inAll)
+		c.peer.spare.silent.Remove(c.inPeer)
+	}
+	c.inAll, c.inPeer = nil, nil
+}
+
+// begin counts a request on a connection.
+func (l *Limiter) begin(c *conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unspare(c)
+	c.spoke = true
+	c.requests++
+}
+
+// end counts its end. A connection without a request is idle.
+func (l *Limiter) end(c *conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c.requests--; c.requests == 0 && c.counted {
+		c.inPeer, c.inAll = c.peer.spare.idle.PushBack(c), l.spare.idle.PushBack(c)
+	}
+}
+
+func (l *Limiter) release(c *conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.forget(c)
+}
+
+type connKey struct{}
+
+// ConnContext is for http.Server: it remembers the connection of each request.
+func (l *Limiter) ConnContext(ctx context.Context, c net.Conn) context.Context {
+	if own := unwrap(c); own != nil {
+		return context.WithValue(ctx, connKey{}, own)
+	}
+	return ctx
+}
+
+// ConnState is for http.Server: a connection that was taken over by a handler is busy until it is closed.
+func (l *Limiter) ConnState(c net.Conn, state http.ConnState) {
+	if own := unwrap(c); own != nil && state == http.StateHijacked {
+		l.begin(own)
+	}
+}
+
+// Handler counts the requests that h answers.
+func (l *Limiter) Handler(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c, ok := r.Context().Value(connKey{}).(*conn)
+		if !ok {
+			h.ServeHTTP(w, r)
+			return
+		}
+		l.begin(c)
+		defer l.end(c)
+		if r.ProtoMajor > 1 && l.cfg.Stall > 0 {
+			w = &streamWriter{ResponseWriter: w, to: http.NewResponseController(w), stall: l.cfg.Stall}
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+func unwrap(c net.Conn) *conn {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	own, _ := c.(*conn)
+	return own
+}

@@ -1,0 +1,263 @@
+package connlimit_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/covehq/cove/internal/connlimit"
+)
+
+// serve answers /wait when release is closed or the client has gone, and everything else at once.
+func serve(t *testing.T, cfg connlimit.Config) (s *httptest.Server, waiting chan string) {
+	t.Helper()
+	release := make(chan struct{})
+	waiting = make(chan string, 100)
+	limiter := connlimit.New(cfg, slog.New(slog.DiscardHandler))
+	s = httptest.NewUnstartedServer(limiter.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/wait" {
+			waiting <- r.RemoteAddr
+			select {
+			case <-release:
+			case <-r.Context().Done():
+			}
+		}
+		fmt.Fprint(w, "hello")
+	})))
+	s.Listener = limiter.Listener(s.Listener)
+	s.Config.ConnContext, s.Config.ConnState = limiter.ConnContext, limiter.ConnState
+	s.Start()
+	t.Cleanup(func() { close(release); s.CloseClientConnections(); s.Close() })
+	return s, waiting
+}
+
+// dial connects from an address of the loopback network.
+func dial(t *testing.T, s *httptest.Server, from string) net.Conn {
+	t.Helper()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	c, err := d.Dial("tcp", s.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func ask(t *testing.T, c net.Conn, path string) error {
+	t.Helper()
+	c.SetDeadline(time.Now().Add(20 * time.Second))
+	if _, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", path); err != nil {
+		return err
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		return err
+	}
+	_, err = io.ReadAll(resp.Body)
+	return err
+}
+
+// closed waits until the server has closed a connection.
+func closed(t *testing.T, c net.Conn) {
+	t.Helper()
+	c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	if n, err := c.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
+		t.Fatalf("the connection is open: %d bytes, %v", n, err)
+	}
+}
+
+func TestLimiter_SilentGiveWay(t *testing.T) {
+	for name, cfg := range map[string]connlimit.Config{
+		"share of an address": {PerAddress: 50},
+		"total":               {Total: 50},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, _ := serve(t, cfg)
+			var silent []net.Conn
+			for range 200 {
+				silent = append(silent, dial(t, s, "127.0.0.1"))
+			}
+			for range 3 {
+				if err := ask(t, dial(t, s, "127.0.0.1"), "/"); err != nil {
+					t.Errorf("a client between silent connections: %v", err)
+				}
+			}
+			for _, c := range silent[:150] {
+				closed(t, c)
+			}
+		})
+	}
+}
+
+func TestLimiter_IdleGiveWay(t *testing.T) {
+	s, _ := serve(t, connlimit.Config{PerAddress: 2})
+	first, second := dial(t, s, "127.0.0.1"), dial(t, s, "127.0.0.1")
+	for _, c := range []net.Conn{first, second} {
+		if err := ask(t, c, "/"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := ask(t, dial(t, s, "127.0.0.1"), "/"); err != nil {
+		t.Fatal(err)
+	}
+	closed(t, first)
+	if err := ask(t, second, "/"); err != nil {
+		t.Errorf("the connection that was idle for less long: %v", err)
+	}
+}
+
+func TestLimiter_BusyStay(t *testing.T) {
+	s, waiting := serve(t, connlimit.Config{PerAddress: 2, Total: 5, Trusted: []netip.Prefix{netip.MustParsePrefix("127.0.0.9/32")}})
+	wait := func(from string) {
+		t.Helper()
+		fmt.Fprint(dial(t, s, from), "GET /wait HTTP/1.1\r\nHost: x\r\n\r\n")
+		<-waiting
+	}
+	wait("127.0.0.1")
+	wait("127.0.0.1")
+	closed(t, dial(t, s, "127.0.0.1"))
+	if err := ask(t, dial(t, s, "127.0.0.2"), "/"); err != nil {
+		t.Errorf("another address: %v", err)
+	}
+	for range 3 { // a trusted proxy has no share
+		wait("127.0.0.9")
+	}
+	closed(t, dial(t, s, "127.0.0.3"))
+}
+
+func TestLimiter_RoomComesBack(t *testing.T) {
+	s, _ := serve(t, connlimit.Config{PerAddress: 3, Total: 3})
+	for range 20 {
+		c := dial(t, s, "127.0.0.1")
+		if err := ask(t, c, "/"); err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+}
+
+// pipes is a listener of connections that hold nothing, in false time.
+type pipes struct {
+	conns chan net.Conn
+	ctx   context.Context
+}
+
+func (p pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.ctx.Done():
+		return nil, net.ErrClosed
+	}
+}
+func (pipes) Close() error   { return nil }
+func (pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+// stalling serves an endless answer and hands out how long its handler took until a write failed.
+func stalling(t *testing.T, reader func(net.Conn)) time.Duration {
+	var took atomic.Int64
+	synctest.Test(t, func(t *testing.T) {
+		limiter := connlimit.New(connlimit.Config{Stall: 2 * time.Minute}, slog.New(slog.DiscardHandler))
+		done := make(chan struct{})
+		s := &http.Server{ConnContext: limiter.ConnContext, ConnState: limiter.ConnState,
+			Handler: limiter.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				defer close(done)
+				begun := time.Now()
+				for {
+					if _, err := w.Write(make([]byte, 64<<10)); err != nil {
+						took.Store(int64(time.Since(begun)))
+						return
+					}
+				}
+			}))}
+		ctx, stop := context.WithCancel(t.Context())
+		p := pipes{make(chan net.Conn), ctx}
+		go func() { _ = s.Serve(limiter.Listener(p)) }()
+		ours, theirs := net.Pipe()
+		p.conns <- theirs
+		fmt.Fprint(ours, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+		go reader(ours)
+		<-done
+		ours.Close()
+		stop()
+		s.Close()
+	})
+	return time.Duration(took.Load())
+}
+
+func TestConn_ReaderThatTakesNothingIsCut(t *testing.T) {
+	if took := stalling(t, func(net.Conn) {}); took != 2*time.Minute {
+		t.Errorf("cut after %v, want 2m", took)
+	}
+}
+
+func TestConn_SlowReaderIsNotCut(t *testing.T) {
+	took := stalling(t, func(c net.Conn) {
+		for range 30 { // a byte every 100 seconds, for 50 minutes
+			time.Sleep(100 * time.Second)
+			_, _ = c.Read(make([]byte, 1))
+		}
+		c.Close()
+	})
+	if took < 50*time.Minute {
+		t.Errorf("a slow reader was cut after %v", took)
+	}
+}
+
+func TestStream_ReaderThatTakesNothingIsCut(t *testing.T) {
+	limiter := connlimit.New(connlimit.Config{Stall: 300 * time.Millisecond}, slog.New(slog.DiscardHandler))
+	failed := make(chan error, 1)
+	s := httptest.NewUnstartedServer(limiter.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/quiet" { // says nothing for longer than a stall
+			_, _ = w.Write([]byte("a"))
+			_ = http.NewResponseController(w).Flush()
+			time.Sleep(900 * time.Millisecond)
+			_, _ = w.Write([]byte("b"))
+			return
+		}
+		for {
+			if _, err := w.Write(make([]byte, 64<<10)); err != nil {
+				failed <- err
+				return
+			}
+		}
+	})))
+	s.Listener = limiter.Listener(s.Listener)
+	s.Config.ConnContext, s.Config.ConnState = limiter.ConnContext, limiter.ConnState
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	client := s.Client()
+	resp, err := client.Get(s.URL + "/endless") // nobody reads its body
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if resp.ProtoMajor != 2 {
+		t.Fatalf("the answer is %s", resp.Proto)
+	}
+	quiet, err := client.Get(s.URL + "/quiet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer quiet.Body.Close()
+	if text, err := io.ReadAll(quiet.Body); err != nil || string(text) != "ab" {
+		t.Errorf("a stream that says nothing for a while: %q, %v", text, err)
+	}
+	select {
+	case <-failed:
+	case <-time.After(30 * time.Second):
+		t.Error("the stream whose reader takes nothing goes on")
+	}
+}
