@@ -23,7 +23,7 @@ const (
 	exitGrace = 100 * time.Millisecond
 	// wordGrace is how much longer the word about a kernel that is dead may take: it comes at once, from a parent outside the
 	// sandbox or from us who wait for our child, unless the host is too busy to run either.
-	wordGrace = 10 * time.Second
+	wordGrace = 5 * time.Second
 	// maxPending is how much output between two cells waits for the next one.
 	maxPending = 64 << 10
 	// maxLastWords is how much is told of what a kernel said that died while it started.
