@@ -491,16 +491,7 @@ func (d *Driver) Shutdown(ctx context.Context) error {
 		return err
 	}
 	defer c.Close()
-	defer context.AfterFunc(ctx, func() { c.Close() })()
-	if err := wire.Send(c, wire.Request{Op: wire.OpShutdown}); err != nil {
-		return err
-	}
-	var r wire.Response
-	if _, err := wire.Receive(c, &r); err != nil {
-		return err
-	}
-	wire.AwaitEnd(c)
-	return nil
+	return maker.Shutdown(ctx, c)
 }
 
 // Close lets go; the maker and its sandboxes live on.

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -163,6 +165,63 @@ func waitGone(t *testing.T, id string) {
 			t.Fatalf("%s still lives", id)
 		}
 	}
+}
+
+// TestMakerStop ends makers whose sandboxes cannot end by themselves.
+func TestMakerStop(t *testing.T) {
+	pausing(t)
+	for claim, prepare := range map[string]func(m *ownMaker, b *box){
+		"paused": func(_ *ownMaker, b *box) { b.pause() },
+		"a fork, paused": func(m *ownMaker, b *box) {
+			child := m.branch(t, b)
+			child.pause()
+			b.pause()
+		},
+		"frozen by another program": func(_ *ownMaker, b *box) { b.freezeByHand() },
+	} {
+		t.Run(claim, func(t *testing.T) {
+			m := newMaker(t)
+			b := m.start(t)
+			inside, pid := b.hostPIDs(), m.driver.MakerPID()
+			prepare(m, b)
+			m.stopByCommand(t)
+			if unix.Kill(pid, 0) == nil && !isZombie(pid) {
+				t.Errorf("the maker, process %d, runs on", pid)
+			}
+			waitDead(t, inside)
+		})
+	}
+}
+
+// stopByCommand runs "cove maker stop".
+func (m *ownMaker) stopByCommand(t *testing.T) {
+	t.Helper()
+	out, err := exec.Command("/proc/self/exe", "maker", "stop", "--data-dir", m.dir, "--timeout", "40s").CombinedOutput()
+	if err != nil {
+		t.Errorf("cove maker stop: %v: %s", err, out)
+	}
+	m.driver.Close()
+	m.driver = nil
+}
+
+// freezeByHand freezes the sandbox's cgroup as an operator does.
+func (b *box) freezeByHand() {
+	b.t.Helper()
+	pid := b.hostPIDs()[0]
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		words := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if slices.Contains(strings.Split(words[1], ","), "freezer") {
+			if err := os.WriteFile(filepath.Join("/sys/fs/cgroup/freezer", words[2], "freezer.state"), []byte("FROZEN"), 0); err != nil {
+				b.t.Fatal(err)
+			}
+			return
+		}
+	}
+	b.t.Skip("this host has no freezer of cgroup v1")
 }
 
 // TestPausedSandboxesOfADeadMaker are frozen and so cannot notice that their maker is gone: the next one clears them.

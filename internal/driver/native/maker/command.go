@@ -7,15 +7,12 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	ossignal "os/signal"
 	"path/filepath"
 	"strconv"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/covehq/cove/internal/driver/native/wire"
 )
 
 var errNoDataDir = errors.New("--data-dir is needed: it is the server's, which cove config show tells")
@@ -23,7 +20,7 @@ var errNoDataDir = errors.New("--data-dir is needed: it is the server's, which c
 // Main is the command "cove maker": it enters a mount namespace of its own and runs until it is told to stop.
 func Main(args []string, tag func(dataDir string) string, resolver []string) error {
 	if len(args) > 0 && args[0] == "stop" {
-		return stopMain(args[1:])
+		return stopMain(args[1:], tag)
 	}
 	flags := flag.NewFlagSet("maker", flag.ContinueOnError)
 	dataDir := flags.String("data-dir", "", "data directory of the server")
@@ -77,30 +74,4 @@ func Main(args []string, tag func(dataDir string) string, resolver []string) err
 		verdict(err.Error())
 	}
 	return err
-}
-
-// stopMain is "cove maker stop": it ends every sandbox of a data directory and the maker with them.
-func stopMain(args []string) error {
-	flags := flag.NewFlagSet("maker stop", flag.ContinueOnError)
-	dataDir := flags.String("data-dir", "", "data directory of the server")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	if *dataDir == "" {
-		return errNoDataDir
-	}
-	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: SocketPath(*dataDir), Net: "unixpacket"})
-	if err != nil {
-		return fmt.Errorf("no maker runs for %q: %w", *dataDir, err)
-	}
-	defer c.Close()
-	if err := wire.Send(c, wire.Request{Op: wire.OpShutdown}); err != nil {
-		return err
-	}
-	var r wire.Response
-	if _, err := wire.Receive(c, &r); err != nil {
-		return err
-	}
-	wire.AwaitEnd(c)
-	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"os"
@@ -34,6 +35,13 @@ func NewOOMLog(prefix string, kills Kills, tell func(group, text string)) OOMLog
 
 // Lost says that records were overwritten.
 func (l OOMLog) Lost() { l.o.recount() }
+
+// ServeNothing has a maker that has no sandbox answer on a socket until it is told to end. What it returns keeps what the
+// maker keeps.
+func ServeNothing(l *net.UnixListener) (keep any, err error) {
+	m := &Maker{cfg: Config{ServerUID: os.Getuid()}, log: slog.New(slog.DiscardHandler)}
+	return m, m.Serve(context.Background(), l)
+}
 
 // UID is that of a sandbox's user on the host.
 func UID(slot, user int) int { return uidBase(slot) + user }

@@ -270,6 +270,10 @@ func (m *Maker) attendLive(l *live) {
 	if l.timer != nil {
 		l.timer.Stop()
 	}
+	l.ended = true
+	if l.insisting != nil {
+		l.insisting.Stop()
+	}
 	end := sandbox.Ended{ID: l.id, Cause: l.cause, Message: l.message, At: time.Now(), Usage: l.usage}
 	l.mu.Unlock()
 	m.mu.Lock()
@@ -317,10 +321,32 @@ func (m *Maker) end(l *live, cause sandbox.Cause, message string) {
 	l.decide(cause, message, m.usage(l))
 	if l.isPaused() {
 		l.shell.end()
+	} else {
+		l.shell.kill()
+	}
+	l.insist()
+}
+
+// insist ends a sandbox again and again until it has ended. A frozen task of cgroup v1 does not die, and besides a pause
+// there are other freezers: a copy that is being made, and the host's operator.
+func (l *live) insist() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.insisting != nil || l.ended {
 		return
 	}
-	l.shell.kill()
+	l.insisting = time.AfterFunc(insistAfter, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if !l.ended { // what is retired after that has another owner next
+			l.shell.end()
+			l.insisting.Reset(insistAfter)
+		}
+	})
 }
+
+// insistAfter is how long the processes of a sandbox may take to die before they are killed once more.
+const insistAfter = time.Second
 
 // decide records why a sandbox ends and what it used, once.
 func (l *live) decide(cause sandbox.Cause, message string, usage sandbox.Usage) {

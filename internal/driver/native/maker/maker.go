@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -59,13 +60,14 @@ type Maker struct {
 	life      context.Context // of work that outlives its caller; ends with the maker
 	die       context.CancelFunc
 
-	mu        sync.Mutex
-	closing   bool
-	resolver  *os.Process // nil: none
-	pools     map[poolKey]*pool
-	sandboxes map[string]*live
-	dying     map[*shell]struct{}
-	spoilt    map[string]bool // digests of templates that no longer match
+	mu          sync.Mutex
+	closing     bool
+	resolver    *os.Process // nil: none
+	pools       map[poolKey]*pool
+	sandboxes   map[string]*live
+	dying       map[*shell]struct{}
+	lastCallers []*net.UnixConn // see keepUntilExit
+	spoilt      map[string]bool // digests of templates that no longer match
 
 	unmappedMu sync.Mutex
 	unmapped   *os.File // see strangers; nil: not needed yet
@@ -96,15 +98,17 @@ type live struct {
 	over     chan struct{} // closed when its end is recorded
 	turn     sync.RWMutex  // whoever pauses or resumes it has it alone
 
-	mu       sync.Mutex
-	paused   bool
-	forked   bool              // a kernel was forked into it
-	kernels  map[string]origin // of each kernel
-	deadline time.Time
-	timer    *time.Timer
-	cause    sandbox.Cause // first one wins
-	message  string
-	usage    sandbox.Usage // at the moment it was told to stop
+	mu        sync.Mutex
+	paused    bool
+	forked    bool              // a kernel was forked into it
+	kernels   map[string]origin // of each kernel
+	deadline  time.Time
+	timer     *time.Timer
+	cause     sandbox.Cause // first one wins
+	message   string
+	usage     sandbox.Usage // at the moment it was told to stop
+	insisting *time.Timer   // see insist
+	ended     bool          // its PID 1 has ended
 }
 
 // Open prepares the host: cgroups, network, private mounts; and clears what an earlier maker left behind.

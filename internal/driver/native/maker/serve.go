@@ -55,8 +55,10 @@ func (m *Maker) Serve(ctx context.Context, l *net.UnixListener) error {
 		conns.Go(func() {
 			unwatch := context.AfterFunc(ctx, func() { c.Close() })
 			if m.converse(ctx, c) {
-				// Whoever asked for the end hears of it when the process is gone and the kernel closes this.
+				// Who asked for the end hears of it when the process is gone and the kernel closes this. Without a
+				// reference the garbage collector would close it before.
 				unwatch()
+				m.keepUntilExit(c)
 				cancel()
 				return
 			}
@@ -64,6 +66,13 @@ func (m *Maker) Serve(ctx context.Context, l *net.UnixListener) error {
 			c.Close()
 		})
 	}
+}
+
+// keepUntilExit keeps a connection open for as long as the process runs.
+func (m *Maker) keepUntilExit(c *net.UnixConn) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lastCallers = append(m.lastCallers, c)
 }
 
 // passes tells whether an error of accept is of that moment: a want of descriptors or memory, or a caller who has left. The end
