@@ -285,6 +285,8 @@ type link struct {
 	buf  *bufio.Reader
 	r    *Reader
 	stop func() bool
+	left int       // bytes of output that are still to come of the frame that was begun
+	kind FrameKind // of that frame
 	// asked is set once the agent may have begun, before anybody else knows of the link.
 	asked bool
 
@@ -328,17 +330,52 @@ func (l *link) write(kind FrameKind, payload []byte) error {
 	return nil
 }
 
+// OutputSize is how much output one event holds at most. An event waits in memory, encoded too, for as long as its reader
+// is slow, so it holds less than a frame.
+const OutputSize = 8 << 10
+
 // event reads the next thing the agent tells; a refusal is an error.
 func (l *link) event() (Event, error) {
+	if l.left > 0 {
+		return l.output()
+	}
+	header, err := l.buf.Peek(HeaderSize)
+	if err != nil {
+		return Event{}, l.fault(err)
+	}
+	kind, n, err := ParseHeader(header)
+	if err != nil {
+		return Event{}, l.fault(err)
+	}
+	if kind == FrameStdout || kind == FrameStderr {
+		_, _ = l.buf.Discard(HeaderSize) // it was peeked, so it is there
+		l.kind, l.left = kind, n
+		return l.output()
+	}
 	f, err := l.r.Read()
 	if err != nil {
 		return Event{}, l.fault(err)
 	}
+	defer l.r.forget()
+	return l.decode(f)
+}
+
+// output reads the next part of a frame of output.
+func (l *link) output() (Event, error) {
+	e := Event{Type: EventStdout, Time: time.Now(), Data: make([]byte, min(l.left, OutputSize))}
+	if l.kind == FrameStderr {
+		e.Type = EventStderr
+	}
+	if _, err := io.ReadFull(l.buf, e.Data); err != nil {
+		return Event{}, l.fault(err)
+	}
+	l.left -= len(e.Data)
+	return e, nil
+}
+
+// decode is the event of a frame that is not output.
+func (l *link) decode(f Frame) (Event, error) {
 	switch f.Kind {
-	case FrameStdout:
-		return Event{Type: EventStdout, Time: time.Now(), Data: append([]byte(nil), f.Payload...)}, nil
-	case FrameStderr:
-		return Event{Type: EventStderr, Time: time.Now(), Data: append([]byte(nil), f.Payload...)}, nil
 	case FrameEvent:
 		var e Event
 		if err := json.Unmarshal(f.Payload, &e); err != nil {

@@ -106,6 +106,13 @@ func (r *Reader) Read() (Frame, error) {
 	return Frame{Kind: kind, Payload: r.buf}, nil
 }
 
+// forget gives up a buffer that one large frame needed: the next one may come much later.
+func (r *Reader) forget() {
+	if cap(r.buf) > OutputSize {
+		r.buf = nil
+	}
+}
+
 // WriteFrame sends one frame with a single write, so that frames of several goroutines that share a lock never mix.
 func WriteFrame(w io.Writer, kind FrameKind, payload []byte) error {
 	if len(payload) > MaxPayload {

@@ -3,6 +3,7 @@ package cove
 import (
 	"encoding/base64"
 	"encoding/json"
+	"slices"
 	"unicode/utf8"
 
 	"github.com/covehq/cove/client"
@@ -79,6 +80,7 @@ func unfinished(data []byte) int {
 }
 
 func appendOutput(b []byte, stream int, data []byte) []byte {
+	b = slices.Grow(b, len(data)+len(data)/4+64) // most text has few characters that need an escape
 	b = append(b, `{"type":"`...)
 	b = append(b, [...]string{"stdout", "stderr"}[stream]...)
 	if utf8.Valid(data) {

@@ -133,6 +133,15 @@ func wantsJSON(accept string) bool {
 
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
+// maxPooled is the largest buffer that is kept for the next stream.
+const maxPooled = 64 << 10
+
+func putBuffer(b *[]byte) {
+	if cap(*b) <= maxPooled {
+		buffers.Put(b)
+	}
+}
+
 // stream passes each event on as it comes; the client's reading sets the pace.
 func (a *API) stream(c *call, events iter.Seq2[agentapi.Event, error]) error {
 	return streamed(a, c, events, func(b []byte, enc *encoder, e *agentapi.Event) ([]byte, error) {
@@ -147,7 +156,7 @@ func (a *API) stream(c *call, events iter.Seq2[agentapi.Event, error]) error {
 func streamed[E any](a *API, c *call, events iter.Seq2[E, error], add func(b []byte, enc *encoder, e *E) ([]byte, error)) error {
 	out := newLines(c)
 	buf := buffers.Get().(*[]byte)
-	defer buffers.Put(buf)
+	defer func() { putBuffer(buf) }()
 	var enc encoder
 	for e, err := range events {
 		if err == nil {
