@@ -166,6 +166,7 @@ func (s *Server) openDialects(ctx context.Context, store *sqlstore.Store, m *san
 	}
 	return gateway.Config{
 		Elsewhere: s.team.elsewhere(),
+		Native:    cove.Prefix + "/",
 		Inside:    e2b.inside, Router: front.entrance(), OpenSandbox: open, Guests: guests,
 		Prefixes: map[string]http.Handler{cove.Prefix + "/": front.api(), cove.LinkPrefix: front.links()},
 		Signed:   cove.LinkPrefix,

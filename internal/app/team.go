@@ -187,7 +187,7 @@ var byTheFirst = []string{
 }
 
 func first(r *http.Request) bool {
-	if r.Header.Get("X-Sandbox-Id") != "" {
+	if r.Header.Get("X-Sandbox-Id") != "" && !strings.HasPrefix(r.URL.Path, cove.Prefix+"/") {
 		return true
 	}
 	for _, prefix := range byTheFirst {
@@ -203,7 +203,7 @@ func (t *team) elsewhere() func(*http.Request) http.Handler {
 	if t == nil {
 		return nil
 	}
-	return t.fleet.Elsewhere(fleet.Door{Name: doorMain, First: first, Lost: lost})
+	return t.fleet.Elsewhere(fleet.Door{Name: doorMain, Native: cove.Prefix + "/", First: first, Lost: lost})
 }
 
 // lost answers for a server that is gone and had begun with what must not be done twice: clients of agent-sandbox send a command again when

@@ -215,7 +215,7 @@ func start(t *testing.T, b *book, shared []byte, name string, handler http.Handl
 		}
 		return strings.HasSuffix(r.URL.Path, "/once")
 	}
-	elsewhere := f.Elsewhere(fleet.Door{Name: "main", First: first, Lost: lost})
+	elsewhere := f.Elsewhere(fleet.Door{Name: "main", Native: "/native/", First: first, Lost: lost})
 	door := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if other := elsewhere(r); other != nil {
 			other.ServeHTTP(w, r)
@@ -309,6 +309,8 @@ func TestARequestGoesToTheServerOfItsSandbox(t *testing.T) {
 		"by host":                                {"/", []string{"Host: 8080-" + one + ".cove.localhost:80"}, second, "a"},
 		"host before header and path":            {"/sandboxes/" + two, []string{"Host: 8080-" + one + ".x", "E2b-Sandbox-Id: " + two}, second, "a"},
 		"header before path":                     {"/sandboxes/" + two, []string{"E2b-Sandbox-Id: " + one}, second, "a"},
+		"native path before header":              {"/native/sandboxes/" + two, []string{"E2b-Sandbox-Id: " + one}, second, "b"},
+		"host before native path":                {"/native/" + two, []string{"Host: 8080-" + one + ".x"}, second, "a"},
 		"what the first does":                    {"/first/" + two, nil, second, "a"},
 		"what the first does, at the first":      {"/first", nil, first, "a"},
 		"no sandbox":                             {"/sandboxes", nil, second, "b"},

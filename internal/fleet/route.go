@@ -14,6 +14,9 @@ import (
 // Door is one way into a server. Each server has the same ones.
 type Door struct {
 	Name string
+	// Native is the beginning of paths that say themselves what they are about: of such a request only the host counts
+	// more, no header. Empty: there are none.
+	Native string
 	// First tells of a request that the first server answers, whatever else it says; nil: none is.
 	First func(*http.Request) bool
 	// Refuse says in the words of the door that the caller should try again; nil: in those that all dialects of sandboxes read.
@@ -39,7 +42,7 @@ func (f *Fleet) Elsewhere(d Door) func(*http.Request) http.Handler {
 		if isForwarded(r) { // from a server that knew better
 			return nil
 		}
-		id := named(r)
+		id := d.named(r)
 		switch {
 		case id != "":
 		case d.First != nil && d.First(r):
@@ -108,12 +111,15 @@ func idIn(text string) string {
 }
 
 // named is the sandbox that host or header name, which count more than the path.
-func named(r *http.Request) string {
+func (d Door) named(r *http.Request) string {
 	label, _, _ := strings.Cut(r.Host, ".")
 	if _, name, ok := strings.Cut(strings.ToLower(label), "-"); ok {
 		if id := idIn(name); id != "" {
 			return id
 		}
+	}
+	if d.Native != "" && strings.HasPrefix(r.URL.Path, d.Native) {
+		return ""
 	}
 	return idIn(r.Header.Get("E2b-Sandbox-Id"))
 }

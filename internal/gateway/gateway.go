@@ -24,8 +24,11 @@ import (
 type Config struct {
 	// Elsewhere finds another server that answers a request, before everybody here; nil, or a nil handler: there is none.
 	Elsewhere func(*http.Request) http.Handler
+	// Native is the beginning of the paths of Cove's own API. Only a host that names a sandbox comes before it: a header
+	// of another dialect must not change who answers. Empty: headers come first everywhere.
+	Native string
 	// Inside answers for what is inside of sandboxes, before everybody else; nil: nobody does.
-	Inside Inside
+	Inside Ports
 	// Router answers for the ports of sandboxes that headers name in agent-sandbox's way, right after Inside; nil: nobody does.
 	Router Entrance
 	// OpenSandbox answers for its API and for the ports of sandboxes by path; nil: nobody does.
@@ -52,6 +55,13 @@ type Config struct {
 type Inside interface {
 	http.Handler
 	Matches(*http.Request) bool
+}
+
+// Ports is an Inside that also knows host names of sandboxes.
+type Ports interface {
+	Inside
+	// ByHost tells whether the host of a request names a port of a sandbox.
+	ByHost(*http.Request) bool
 }
 
 // Entrance knows from path and header which requests are its own, and which of those are for the inside of a sandbox.
@@ -89,6 +99,9 @@ type entry struct {
 func New(cfg Config) *Gateway {
 	cfg.ReadyFor = cmp.Or(cfg.ReadyFor, defaultReadyFor)
 	g := &Gateway{cfg: cfg, log: cfg.Log}
+	if native := cfg.Prefixes[cfg.Native]; native != nil {
+		g.table = append(g.table, entry{cfg.Native, g.native, native})
+	}
 	if cfg.Inside != nil {
 		g.table = append(g.table, entry{"the ports of sandboxes", cfg.Inside.Matches, cfg.Inside})
 	}
@@ -96,6 +109,9 @@ func New(cfg Config) *Gateway {
 		g.table = append(g.table, entry{"the router of agent-sandbox", cfg.Router.Matches, cfg.Router})
 	}
 	for _, prefix := range sortedByLength(cfg.Prefixes) {
+		if prefix == cfg.Native {
+			continue // the first of all
+		}
 		g.table = append(g.table, entry{prefix, under(prefix), cfg.Prefixes[prefix]})
 	}
 	if cfg.OpenSandbox != nil {
@@ -128,6 +144,11 @@ func under(prefix string) func(*http.Request) bool {
 	return func(r *http.Request) bool {
 		return strings.HasPrefix(r.URL.Path, prefix) || r.URL.Path == strings.TrimSuffix(prefix, "/")
 	}
+}
+
+// native tells whether a request is for Cove's own API, whatever its headers say.
+func (g *Gateway) native(r *http.Request) bool {
+	return g.cfg.Native != "" && under(g.cfg.Native)(r) && (g.cfg.Inside == nil || !g.cfg.Inside.ByHost(r))
 }
 
 func exactly(path string) func(*http.Request) bool {
@@ -235,7 +256,13 @@ func (g *Gateway) notServed(w http.ResponseWriter, r *http.Request) {
 
 // admit lets guests in. The inside of a sandbox has guards of its own, which a guest may also pass by a token.
 func (g *Gateway) admit(r *http.Request) (refusal string) {
-	if g.cfg.Guests == nil || known(r) || g.cfg.Inside != nil && g.cfg.Inside.Matches(r) || own(r.URL.Path) || g.signed(r) {
+	if g.cfg.Guests == nil || known(r) {
+		return ""
+	}
+	if g.native(r) {
+		return g.cfg.Guests.welcome(r)
+	}
+	if g.cfg.Inside != nil && g.cfg.Inside.Matches(r) || own(r.URL.Path) || g.signed(r) {
 		return ""
 	}
 	refusal = g.cfg.Guests.welcome(r)

@@ -60,6 +60,7 @@ func TestTheLongestPrefixAnswersAndTheRestIsNamed(t *testing.T) {
 type inside struct{ http.Handler }
 
 func (inside) Matches(r *http.Request) bool { return r.Header.Get("X-API-Key") != "" }
+func (inside) ByHost(r *http.Request) bool  { return strings.HasPrefix(r.Host, "80-") }
 
 func TestSandboxesComeFirstAndTheRestLast(t *testing.T) {
 	say := func(text string) http.Handler {
@@ -125,6 +126,48 @@ func TestTheRouterComesBeforePaths(t *testing.T) {
 		if string(b) != c.want {
 			t.Errorf("%s with %v went to %q", c.path, c.headers, b)
 		}
+	}
+}
+
+// A header of another dialect must not change who answers for Cove's own paths.
+func TestNativePath_WithForeignHeaders(t *testing.T) {
+	say := func(text string) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, text+r.Header.Get("X-Api-Key")) })
+	}
+	s, _ := newServer(t, io.Discard, gateway.Config{
+		Native: "/cove/v1/", Prefixes: map[string]http.Handler{"/cove/v1/": say("native "), "/artifacts/": say("links ")},
+		Inside: inside{say("inside ")}, Router: router{say("router ")}, Guests: &gateway.Guests{Key: "guest"},
+	})
+	for name, c := range map[string]struct {
+		path, host, want string
+		headers          map[string]string
+	}{
+		"header of E2B":            {path: "/cove/v1/x", headers: map[string]string{"X-API-Key": "k"}, want: "native k"},
+		"header of agent-sandbox":  {path: "/cove/v1/x", headers: map[string]string{"X-Sandbox-ID": "box"}, want: "native guest"},
+		"without a slash":          {path: "/cove/v1", headers: map[string]string{"X-Sandbox-ID": "box"}, want: "native guest"},
+		"host of a sandbox":        {path: "/cove/v1/x", host: "80-box.localhost", headers: map[string]string{"X-API-Key": "k"}, want: "inside k"},
+		"path that only begins so": {path: "/cove/v11/x", headers: map[string]string{"X-Sandbox-ID": "box"}, want: "inside guest"},
+		"links come after headers": {path: "/artifacts/x", headers: map[string]string{"X-Sandbox-ID": "box"}, want: "inside guest"},
+		"page of another origin":   {path: "/cove/v1/x", headers: map[string]string{"X-Sandbox-ID": "box", "Origin": "http://evil.test"}, want: ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			req, _ := http.NewRequest(http.MethodGet, s.URL+c.path, nil)
+			if c.host != "" {
+				req.Host = c.host
+			}
+			for name, value := range c.headers {
+				req.Header.Set(name, value)
+			}
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, _ := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if c.want == "" && resp.StatusCode != http.StatusForbidden || c.want != "" && string(b) != c.want {
+				t.Errorf("%d %q, want %q", resp.StatusCode, b, c.want)
+			}
+		})
 	}
 }
 

@@ -88,6 +88,12 @@ func (e *Edge) Matches(r *http.Request) bool {
 	return ok || err != nil
 }
 
+// ByHost tells whether the host of a request names a port of a sandbox.
+func (e *Edge) ByHost(r *http.Request) bool {
+	_, _, ok := parseHost(r.Host, e.cfg.Domain)
+	return ok
+}
+
 // ServeHTTP answers a request for a sandbox, and cuts it when the sandbox stops meanwhile.
 func (e *Edge) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	at, ok, err := e.route(r)
