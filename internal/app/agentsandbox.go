@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
-	"path/filepath"
 	"strconv"
 	"syscall"
 	"time"
@@ -29,6 +29,9 @@ import (
 type facade struct {
 	listener net.Listener
 	url      string
+	startup  *gateway.Startup
+	http     *http.Server
+	tls      *lateTLS
 	given    *tls.Certificate // nil: the server makes its own
 	ca       []byte           // what clients must trust; empty: what they trust anyhow
 	api      *agentsandbox.API
@@ -51,7 +54,7 @@ func (s *Server) listenAgentSandbox() (*facade, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &facade{listener: l, url: s.cfg.AgentSandbox.URL}
+	f := &facade{listener: l, url: s.cfg.AgentSandbox.URL, startup: gateway.NewStartup(tellKubernetes), tls: &lateTLS{}}
 	if f.url == "" {
 		at := l.Addr().(*net.TCPAddr)
 		host := at.IP
@@ -120,19 +123,13 @@ func (s *Server) openAgentSandbox(ctx context.Context, store *sqlstore.Store, m 
 	return nil
 }
 
-// secureFacade puts TLS over the façade's listener. The server's own certificate is made once it is the user who keeps it.
+// secureFacade makes the certificate of the façade's listener, as secure does for the other one.
 func (s *Server) secureFacade() error {
 	f := s.facade
-	if f == nil {
+	if f == nil || f.given != nil {
 		return nil
 	}
-	cfg := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
-	if f.given != nil {
-		cfg.Certificates = []tls.Certificate{*f.given}
-		f.listener = tls.NewListener(f.listener, cfg)
-		return nil
-	}
-	dir := filepath.Join(stateDir(s.cfg.DataDir), "tls", "kubernetes")
+	dir := certificateDir(s.cfg.DataDir, facadeName)
 	also := s.cfg.AgentSandbox.Names
 	if ip := f.listener.Addr().(*net.TCPAddr).IP; s.team == nil && !ip.IsUnspecified() && !ip.IsLoopback() { // several are reached by a name that they share
 		also = append([]string{ip.String()}, also...)
@@ -147,22 +144,22 @@ func (s *Server) secureFacade() error {
 	if f.ca, err = os.ReadFile(own.file); err != nil {
 		return fmt.Errorf("certificate for the Kubernetes API: %w", err)
 	}
-	cfg.GetCertificate = own.get
-	f.listener = tls.NewListener(f.listener, cfg)
+	f.tls.use(own.get)
 	return nil
 }
 
+// facadeName is the directory of the façade's own certificate.
+const facadeName = "kubernetes"
+
 // serveFacade answers on the façade's listener, as serve does on the others: with guests, logs and metrics.
-func (s *Server) serveFacade(base context.Context, cfg gateway.Config) {
+func (s *Server) serveFacade(cfg gateway.Config) {
 	f := s.facade
 	g := gateway.New(gateway.Config{
 		Elsewhere: s.team.elsewhereFacade(), Guests: cfg.Guests, Else: s.desk.kubernetes(), Metrics: cfg.Metrics, Checks: cfg.Checks, Served: cfg.Served, Log: s.log,
 	})
 	s.gateways = append(s.gateways, g)
-	server := s.newHTTP(base, g)
-	server.RegisterOnShutdown(s.desk.quit) // watches go on for as long as their clients like
-	s.http = append(s.http, server)
-	go func() { s.served <- server.Serve(f.listener) }()
+	f.http.RegisterOnShutdown(s.desk.quit) // watches go on for as long as their clients like
+	f.startup.Serve(g)
 }
 
 // Kubernetes tells a tenant's clients how to reach the façade and, without a key, the router.

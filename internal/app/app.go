@@ -52,6 +52,9 @@ type Server struct {
 	ready        func(context.Context) error // whether sandboxes can be made
 	herald       *herald                     // writes the ready file where this process may not; nil: it may
 	certificate  *tls.Certificate            // that was given for the TLS listener; nil: the server makes its own
+	startup      *gateway.Startup            // answers on the plain and the TLS listener until the rest has started
+	tls          lateTLS                     // of the TLS listener
+	base         context.Context             // of every request
 	http         []*http.Server              // one for each listener
 	facade       *facade                     // that speaks Kubernetes' API; nil: there is none
 	store        *sqlstore.Store
@@ -89,22 +92,12 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Pr
 	if err := s.lockData(); err != nil {
 		return nil, err
 	}
-	peers, err := s.listenPeers()
+	peers, err := s.listenAll()
 	if err != nil {
 		return nil, err
 	}
-	listener, err := s.listen(s.cfg.Listen, "--listen")
-	if err != nil {
-		return nil, err
-	}
-	s.address(listener)
-	secure, err := s.listenTLS()
-	if err != nil {
-		return nil, err
-	}
-	if s.facade, err = s.listenAgentSandbox(); err != nil {
-		return nil, err
-	}
+	progress = s.tellProgress(progress)
+	s.startup.Say("the database is being opened")
 	store, err := s.openStore(ctx)
 	if err != nil {
 		return nil, err
@@ -127,7 +120,7 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Pr
 	if err := s.pushMetrics(ctx, observer); err != nil {
 		return nil, err
 	}
-	if secure, err = s.secure(secure); err != nil {
+	if err := s.secure(); err != nil {
 		return nil, err
 	}
 	if err := s.secureFacade(); err != nil {
@@ -136,7 +129,7 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Pr
 	if err := s.startTeam(ctx, manager); err != nil {
 		return nil, err
 	}
-	s.serve([]net.Listener{listener, secure}, answers)
+	s.serve(answers)
 	return s, nil
 }
 
@@ -281,34 +274,23 @@ func (s *Server) chosenKey(ctx context.Context, keys *auth.Keys) error {
 	return writeFile(s.KeyFile, []byte(string(s.Key)+"\n"), 0o600)
 }
 
-// serve answers on every listener that there is.
-func (s *Server) serve(listeners []net.Listener, cfg gateway.Config) {
+// serve hands every listener over from the answers of the start to those of cfg.
+func (s *Server) serve(cfg gateway.Config) {
 	g := gateway.New(cfg)
 	s.gateways = []*gateway.Gateway{g}
-	// Owned by the Server: requests end when it closes, whoever started it.
-	base, cancel := context.WithCancelCause(context.Background())
-	s.cancel = cancel
-	s.served = make(chan error, len(listeners)+2)
-	for _, l := range listeners {
-		if l == nil {
-			continue
-		}
-		server := s.newHTTP(base, g)
-		s.http = append(s.http, server)
-		go func() { s.served <- server.Serve(l) }()
-	}
 	if s.facade != nil {
-		s.serveFacade(base, cfg)
+		s.serveFacade(cfg)
 	}
-	s.servePeers(base)
+	s.servePeers(s.base)
 	s.undo.add("stop serving", s.stopServing)
+	s.startup.Serve(g)
 }
 
 // newHTTP bounds how long a request may take to begin and how long its reader may take nothing of the answer. Streams go on
 // for as long as they like.
-func (s *Server) newHTTP(base context.Context, g *gateway.Gateway) *http.Server {
+func (s *Server) newHTTP(base context.Context, h http.Handler) *http.Server {
 	return &http.Server{
-		Handler:           s.limiter.Handler(s.tracing.Handler(g)),
+		Handler:           s.limiter.Handler(s.tracing.Handler(h)),
 		ConnContext:       s.limiter.ConnContext,
 		ConnState:         s.limiter.ConnState,
 		BaseContext:       func(net.Listener) context.Context { return base },

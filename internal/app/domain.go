@@ -18,6 +18,7 @@ import (
 
 // openDomain opens driver, templates and Manager, and gives up privilege as soon as nothing here needs it.
 func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress Progress) (*sandbox.Manager, parts, *telemetry.Observer, error) {
+	s.startup.Say("the " + s.cfg.Driver + " driver is starting")
 	p, err := openDriver(ctx, s.cfg, store, s.log)
 	if err != nil {
 		return nil, parts{}, nil, fmt.Errorf("open the %s driver: %w", s.cfg.Driver, err)
@@ -38,6 +39,7 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 			return nil, parts{}, nil, fmt.Errorf("build template %s: %w", name, err)
 		}
 	}
+	s.startup.Say("the sandboxes of an earlier server are being found")
 	if p.dropPrivilege {
 		if err := s.dropPrivilege(); err != nil {
 			return nil, parts{}, nil, fmt.Errorf("give up privilege: %w", err)

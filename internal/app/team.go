@@ -128,6 +128,7 @@ func (s *Server) startTeam(ctx context.Context, m *sandbox.Manager) error {
 	if s.team == nil {
 		return nil
 	}
+	s.startup.Say("what another server left is being taken over")
 	life, cancel := context.WithCancel(context.Background()) // of this work, which the server's end ends
 	begun, done := make(chan struct{}), make(chan struct{})
 	go func() {

@@ -2,10 +2,12 @@ package app
 
 import (
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
 	"time"
 )
 
@@ -41,27 +43,60 @@ func (s *Server) listenTLS() (net.Listener, error) {
 	return l, nil
 }
 
-// secure puts TLS over a listener. The server's own certificate is made once it is the user who keeps it.
-func (s *Server) secure(l net.Listener) (net.Listener, error) {
-	if l == nil {
-		return nil, nil
+// secure makes the certificate of the TLS listener, unless one was given. The server's own certificate is made once the
+// process is the user who keeps it.
+func (s *Server) secure() error {
+	if s.cfg.TLSListen() == "" || s.certificate != nil {
+		return nil
 	}
-	cfg := &tls.Config{
-		MinVersion: tls.VersionTLS12,
-		NextProtos: []string{"h2", "http/1.1"}, // the SDKs put many streams on one connection when they can
-	}
-	if s.certificate != nil {
-		cfg.Certificates = []tls.Certificate{*s.certificate}
-		return tls.NewListener(l, cfg), nil
-	}
-	dir := filepath.Join(stateDir(s.cfg.DataDir), "tls", s.cfg.TLS.Domain)
+	dir := certificateDir(s.cfg.DataDir, s.cfg.TLS.Domain)
 	if err := s.shareAuthority(dir, s.cfg.TLS.Domain); err != nil {
-		return nil, fmt.Errorf("certificate for %s: %w", s.cfg.TLS.Domain, err)
+		return fmt.Errorf("certificate for %s: %w", s.cfg.TLS.Domain, err)
 	}
 	own, err := openIdentity(dir, s.cfg.TLS.Domain, time.Now, s.log)
 	if err != nil {
-		return nil, fmt.Errorf("certificate for %s: %w", s.cfg.TLS.Domain, err)
+		return fmt.Errorf("certificate for %s: %w", s.cfg.TLS.Domain, err)
 	}
-	s.CAFile, cfg.GetCertificate = own.file, own.get
-	return tls.NewListener(l, cfg), nil
+	s.CAFile = own.file
+	s.tls.use(own.get)
+	return nil
+}
+
+func certificateDir(dataDir, name string) string {
+	return filepath.Join(stateDir(dataDir), "tls", name)
+}
+
+// lateTLS is the TLS configuration of a listener that accepts connections before there is a certificate. Until then a
+// handshake fails at once; it does not hang.
+type lateTLS struct{ now atomic.Pointer[tls.Config] }
+
+var errNoCertificate = errors.New("the server is starting and has no certificate yet")
+
+func (t *lateTLS) listener(l net.Listener) net.Listener {
+	return tls.NewListener(l, &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+		if now := t.now.Load(); now != nil {
+			return now, nil
+		}
+		return nil, errNoCertificate
+	}})
+}
+
+func (t *lateTLS) use(get func(*tls.ClientHelloInfo) (*tls.Certificate, error)) {
+	t.now.Store(&tls.Config{
+		MinVersion:     tls.VersionTLS12,
+		NextProtos:     []string{"h2", "http/1.1"}, // the SDKs put many streams on one connection when they can
+		GetCertificate: get,
+	})
+}
+
+// useGiven uses the certificate that was given, or until there is another the one that an earlier start left in dir.
+func (t *lateTLS) useGiven(given *tls.Certificate, dir string) {
+	if given == nil {
+		pair, err := loadPair(filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem"))
+		if err != nil {
+			return // this start makes one, or says what is wrong
+		}
+		given = &pair
+	}
+	t.use(func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return given, nil })
 }

@@ -23,6 +23,7 @@ type readiness struct {
 // The words of readiness.
 const (
 	statusReady    = "ready"
+	statusStarting = "starting"
 	statusNot      = "unavailable"
 	statusDraining = "draining"
 	checkOK        = "ok"
@@ -109,10 +110,13 @@ func (g *Gateway) ready(w http.ResponseWriter, _ *http.Request) {
 		tell(w, http.StatusOK, now)
 		return
 	}
-	tell(w, http.StatusServiceUnavailable, struct {
-		readiness
-		Error map[string]string `json:"error"`
-	}{now, map[string]string{"kind": "unavailable", "message": now.reason()}})
+	tell(w, http.StatusServiceUnavailable, notReady{now, unavailable(now.reason())})
+}
+
+// notReady is readiness with the reason as a sentence.
+type notReady struct {
+	readiness
+	Error map[string]string `json:"error"`
 }
 
 func (n readiness) reason() string {

@@ -82,7 +82,7 @@ func (c *cluster) deploy(ctx context.Context, values ...string) (url, key string
 	url = "http://" + net.JoinHostPort(strings.TrimSpace(address), "3000")
 	// A node learns of a Service's Pods a moment after they are ready.
 	return url, key, until(ctx, 30*time.Second, "the server behind its Service", func(ctx context.Context) (bool, error) {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/healthz", nil)
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/readyz", nil)
 		if err != nil {
 			return false, err
 		}
