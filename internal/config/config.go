@@ -199,11 +199,11 @@ const DefaultListen = "127.0.0.1:8080"
 func Default() Config {
 	return Config{
 		Listen: DefaultListen, DataDir: DefaultDataDir(), Driver: "native", ShutdownGrace: 10 * time.Second,
-		Log: Log{Level: "info", Format: "text"}, Sandbox: Sandbox{PausedLifetime: 30 * 24 * time.Hour, MaxEventStreams: 64, MaxOperations: 2048},
+		Log: Log{Level: "info", Format: "text"}, Sandbox: Sandbox{PausedLifetime: 30 * 24 * time.Hour, MaxPerTenant: 4000, MaxEventStreams: 64, MaxOperations: 2048},
 		Images:    Images{Map: defaultMap()},
-		Artifacts: Artifacts{LinkTTL: 10 * time.Minute, MaxFileSize: 50 << 20, MaxSessionSize: 10 << 30},
-		Sessions:  Sessions{IdleTimeout: 45 * time.Minute, Size: 1 << 30, MaxTenantLog: 4 << 30},
-		Datasets:  Datasets{MaxSize: 20 << 30},
+		Artifacts: Artifacts{LinkTTL: 10 * time.Minute, MaxFileSize: 50 << 20, MaxSessionSize: 10 << 30, MaxTenantSize: 50 << 30},
+		Sessions:  Sessions{IdleTimeout: 45 * time.Minute, Size: 1 << 30, MaxPerTenant: 100_000, MaxTenantLog: 4 << 30},
+		Datasets:  Datasets{MaxSize: 20 << 30, MaxTenantSize: 50 << 30},
 		Server:    Server{StallTimeout: 2 * time.Minute},
 
 		AgentSandbox: AgentSandbox{Templates: defaultAgentTemplates()},
