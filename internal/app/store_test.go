@@ -1,6 +1,7 @@
 package app_test
 
 import (
+	"database/sql"
 	"io"
 	"net/http"
 	"net/url"
@@ -204,4 +205,65 @@ func TestDoctorLooksAtTheDatabase(t *testing.T) {
 			t.Errorf("%s: started: %v", name, err)
 		}
 	}
+}
+
+// TestDatabase_LockedByAnotherProcess: no sandbox could be created, and it is not this server's defect.
+func TestDatabase_LockedByAnotherProcess(t *testing.T) {
+	cfg := testConfig(t)
+	s, err := app.Start(t.Context(), cfg, quiet, func(string) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	ask := func(method, path string) (*http.Response, string) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, strings.NewReader(`{"template":"base"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("X-API-Key", string(s.Key))
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		body, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp, string(body)
+	}
+	if resp, body := ask("POST", "/cove/v1/sandboxes"); resp.StatusCode != http.StatusCreated {
+		t.Fatalf("%d %s", resp.StatusCode, body)
+	}
+	other, err := sql.Open("sqlite", filepath.Join(cfg.DataDir, "server", "cove.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	other.SetMaxOpenConns(1)
+	if _, err := other.ExecContext(t.Context(), "BEGIN IMMEDIATE"); err != nil {
+		t.Fatal(err)
+	}
+	resp, body := ask("POST", "/cove/v1/sandboxes")
+	if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, "locked by another process") {
+		t.Errorf("a create: %d %s", resp.StatusCode, body)
+	}
+	until := func(status int, says string) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+			resp, body := ask("GET", "/readyz")
+			if resp.StatusCode == status && strings.Contains(body, says) {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("readiness is %d %s", resp.StatusCode, body)
+			}
+		}
+	}
+	until(http.StatusServiceUnavailable, `"database":"failed"`)
+	if _, err := other.ExecContext(t.Context(), "ROLLBACK"); err != nil {
+		t.Fatal(err)
+	}
+	until(http.StatusOK, `"database":"ok"`)
 }

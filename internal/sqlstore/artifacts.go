@@ -46,7 +46,7 @@ func (s *Store) AddArtifacts(ctx context.Context, list []artifact.Artifact, from
 	if len(list) == 0 {
 		return nil
 	}
-	err := s.inTx(ctx, func(tx *sql.Tx) error {
+	err := s.inTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
 		change := sums{}
 		datasets, err := s.addDatasets(ctx, tx, list[0].Tenant, from)
 		if err != nil {
@@ -87,7 +87,7 @@ func (s *Store) addDatasets(ctx context.Context, tx *sql.Tx, tenant string, from
 // ArtifactDatasets are what an artifact could be made from.
 func (s *Store) ArtifactDatasets(ctx context.Context, tenant, id string) (from []artifact.Dataset, err error) {
 	var text string
-	err = s.r.QueryRowContext(ctx, datasetsOfQuery, tenant, id).Scan(&text)
+	err = s.queryRow(ctx, datasetsOfQuery, tenant, id).Scan(&text)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, nil
 	}
@@ -167,7 +167,7 @@ func (s sums) write(ctx context.Context, tx *sql.Tx) error {
 
 // ArtifactByID finds one of any tenant, or fault.NotFound.
 func (s *Store) ArtifactByID(ctx context.Context, id string) (artifact.Artifact, error) {
-	a, _, err := scanArtifact(s.r.QueryRowContext(ctx, artifactByIDQuery, id))
+	a, _, err := scanArtifact(s.queryRow(ctx, artifactByIDQuery, id))
 	if errors.Is(err, sql.ErrNoRows) {
 		return a, noArtifact(id)
 	}
@@ -232,7 +232,7 @@ func artifactFilter(tenant string, q artifact.Query) (where string, args []any, 
 
 // RemoveArtifact removes one, or fault.NotFound.
 func (s *Store) RemoveArtifact(ctx context.Context, tenant, id string) error {
-	refs, err := s.removeArtifacts(ctx, removeQuery, tenant, id)
+	refs, err := s.removeArtifacts(ctx, s.limit, removeQuery, tenant, id)
 	if err != nil {
 		return fmt.Errorf("remove artifact: %w", err)
 	}
@@ -244,7 +244,7 @@ func (s *Store) RemoveArtifact(ctx context.Context, tenant, id string) error {
 
 // RemoveExpired removes some of those whose time is over and tells which blobs they named.
 func (s *Store) RemoveExpired(ctx context.Context, now time.Time, limit int) ([]artifact.Ref, error) {
-	refs, err := s.removeArtifacts(ctx, expiredQuery, micros(now), limit)
+	refs, err := s.removeArtifacts(ctx, batchTime, expiredQuery, micros(now), limit)
 	if err != nil {
 		return nil, fmt.Errorf("remove expired artifacts: %w", err)
 	}
@@ -252,8 +252,8 @@ func (s *Store) RemoveExpired(ctx context.Context, now time.Time, limit int) ([]
 }
 
 // removeArtifacts runs a deletion, takes what it removed from the sums and drops lists that nothing names any more.
-func (s *Store) removeArtifacts(ctx context.Context, query string, args ...any) (refs []artifact.Ref, err error) {
-	err = s.inTx(ctx, func(tx *sql.Tx) error {
+func (s *Store) removeArtifacts(ctx context.Context, limit time.Duration, query string, args ...any) (refs []artifact.Ref, err error) {
+	err = s.inTxWithin(ctx, limit, func(ctx context.Context, tx *sql.Tx) error {
 		rows, err := tx.QueryContext(ctx, query, args...)
 		if err != nil {
 			return err
@@ -306,7 +306,7 @@ func (s *Store) dropDatasets(ctx context.Context, tx *sql.Tx, lists map[string][
 
 // LastArtifact is the number of the one that was added last; 0: there was none.
 func (s *Store) LastArtifact(ctx context.Context) (last int64, err error) {
-	if err := s.r.QueryRowContext(ctx, `SELECT coalesce(max(seq), 0) FROM artifacts`).Scan(&last); err != nil {
+	if err := s.queryRow(ctx, `SELECT coalesce(max(seq), 0) FROM artifacts`).Scan(&last); err != nil {
 		return 0, fmt.Errorf("find the last artifact: %w", err)
 	}
 	return last, nil
@@ -323,7 +323,7 @@ func (s *Store) SettleArtifacts(ctx context.Context, last int64) error {
 // UnsettledArtifacts are those after them, the oldest first.
 func (s *Store) UnsettledArtifacts(ctx context.Context) (list []artifact.Artifact, err error) {
 	query := `SELECT seq, ` + artifactColumns + ` FROM artifacts WHERE seq > (SELECT seq FROM artifact_settled) ORDER BY seq`
-	err = s.query(ctx, query, nil, func(rows *sql.Rows) error {
+	err = s.queryWithin(ctx, batchTime, query, nil, func(rows *sql.Rows) error {
 		a, _, err := scanArtifact(rows)
 		list = append(list, a)
 		return err
@@ -358,7 +358,7 @@ func (s *Store) ArtifactsHeld(ctx context.Context, tenant, session string) (h ar
 
 // BlobNamed says whether any artifact has this content.
 func (s *Store) BlobNamed(ctx context.Context, r artifact.Ref) (named bool, err error) {
-	if err := s.r.QueryRowContext(ctx, blobNamedQuery, r.Tenant, r.SHA256).Scan(&named); err != nil {
+	if err := s.queryRow(ctx, blobNamedQuery, r.Tenant, r.SHA256).Scan(&named); err != nil {
 		return false, fmt.Errorf("look for artifacts of a blob: %w", err)
 	}
 	return named, nil
@@ -397,7 +397,7 @@ func (s *Store) LinkKeys(ctx context.Context) ([]artifact.LinkKey, error) {
 
 // RotateLinkKey adds a key and sets until when the others count. With only, it does so only where none signs yet.
 func (s *Store) RotateLinkKey(ctx context.Context, k artifact.LinkKey, others time.Time, only bool) error {
-	err := s.inTx(ctx, func(tx *sql.Tx) error {
+	err := s.inTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
 		if err := s.turn(ctx, tx, "link keys"); err != nil {
 			return err
 		}

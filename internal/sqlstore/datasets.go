@@ -43,7 +43,7 @@ func (s *Store) Datasets(ctx context.Context, tenant, session string) ([]dataset
 
 // Dataset is one of a session's, or fault.NotFound.
 func (s *Store) Dataset(ctx context.Context, tenant, session, id string) (dataset.Dataset, error) {
-	d, err := scanDataset(s.r.QueryRowContext(ctx, datasetQuery, session, id, tenant))
+	d, err := scanDataset(s.queryRow(ctx, datasetQuery, session, id, tenant))
 	if errors.Is(err, sql.ErrNoRows) {
 		return d, fault.New(fault.NotFound, "this session has no dataset %.128q", id)
 	}
@@ -99,7 +99,7 @@ func (s *Store) ForgetDatasets(ctx context.Context, session string) error {
 
 // DatasetBytes is the size of a tenant's content, each once.
 func (s *Store) DatasetBytes(ctx context.Context, tenant string) (bytes int64, err error) {
-	if err := s.r.QueryRowContext(ctx, datasetBytesQuery, tenant).Scan(&bytes); err != nil {
+	if err := s.queryRow(ctx, datasetBytesQuery, tenant).Scan(&bytes); err != nil {
 		return 0, fmt.Errorf("size of datasets: %w", err)
 	}
 	return bytes, nil

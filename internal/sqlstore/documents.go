@@ -43,7 +43,7 @@ func (s *Store) PutDocument(ctx context.Context, tenant, kind, id string, body [
 
 // Document finds a document's body, or fault.NotFound.
 func (s *Store) Document(ctx context.Context, tenant, kind, id string) ([]byte, error) {
-	d, err := scanDocument(s.r.QueryRowContext(ctx, documentQuery, tenant, kind, id))
+	d, err := scanDocument(s.queryRow(ctx, documentQuery, tenant, kind, id))
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil, fault.New(fault.NotFound, "there is no %s %.128q", kind, id)
 	}

@@ -1,6 +1,9 @@
 package sqlstore
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 func init() { claimPatience = 500 * time.Millisecond }
 
@@ -9,3 +12,9 @@ var (
 	Dollars    = dollars
 	WithoutNUL = withoutNUL
 )
+
+// Exec runs a statement on the connection that writes.
+func (s *Store) Exec(ctx context.Context, query string) error {
+	_, err := s.w.ExecContext(ctx, query)
+	return err
+}

@@ -33,7 +33,7 @@ func (s *Store) InsertKey(ctx context.Context, r auth.KeyRecord) error {
 
 // KeyByHash finds a key, revoked or not.
 func (s *Store) KeyByHash(ctx context.Context, hash string) (auth.KeyRecord, error) {
-	r, err := scanKey(s.stmts.keyByHash.QueryRowContext(ctx, hash))
+	r, err := scanKey(s.preparedRow(ctx, s.stmts.keyByHash, hash))
 	if errors.Is(err, sql.ErrNoRows) {
 		return auth.KeyRecord{}, fault.New(fault.NotFound, "there is no such key")
 	}
@@ -73,7 +73,11 @@ func (s *Store) RevokeKey(ctx context.Context, tenant, id string, at time.Time) 
 
 // TouchKey records when a key was last used.
 func (s *Store) TouchKey(ctx context.Context, id string, at time.Time) error {
-	if _, err := s.stmts.touchKey.ExecContext(ctx, id, micros(at)); err != nil {
+	err := s.call(ctx, s.limit, func(ctx context.Context) error {
+		_, err := s.stmts.touchKey.ExecContext(ctx, id, micros(at))
+		return err
+	})
+	if err != nil {
 		return fmt.Errorf("touch key: %w", err)
 	}
 	return nil

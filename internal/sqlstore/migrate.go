@@ -84,7 +84,7 @@ func (s *Store) migrateSQLite(ctx context.Context, path string) error {
 		return tooNew("the database "+path, version, len(all), "another data directory")
 	}
 	for i := version; i < len(all); i++ {
-		err := s.inTx(ctx, func(tx *sql.Tx) error {
+		err := s.inTxWithin(ctx, noLimit, func(ctx context.Context, tx *sql.Tx) error {
 			if _, err := tx.ExecContext(ctx, all[i].sqlite); err != nil {
 				return err
 			}
@@ -109,7 +109,7 @@ func (s *Store) migratePostgres(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.inTx(ctx, func(tx *sql.Tx) error {
+	return s.inTxWithin(ctx, noLimit, func(ctx context.Context, tx *sql.Tx) error {
 		// However long another server's migration takes.
 		if _, err := tx.ExecContext(ctx, "SET LOCAL lock_timeout = 0"); err != nil {
 			return err

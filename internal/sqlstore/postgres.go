@@ -42,7 +42,8 @@ func OpenPostgres(ctx context.Context, dsn string) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{w: w, tongue: postgresTongue, quit: func() {}} // nothing runs beside the callers
+	life, quit := context.WithCancel(context.Background()) // the Store's, which Close ends
+	s := &Store{w: w, tongue: postgresTongue, life: life, quit: quit}
 	if s.r, err = dialPostgres(dsn, postgresReaders); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
@@ -107,4 +108,5 @@ var postgresTongue = tongue{
 	},
 	clock: "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint",
 	again: func(err error) bool { s := sqlState(err); return s == stateSerialization || s == stateDeadlock },
+	limit: postgresLimit,
 }

@@ -5,10 +5,22 @@ import (
 	"fmt"
 )
 
-// Ready tells whether the database answers and is still this server's.
+// The document that Ready writes. Its tenant has a name that no tenant can have.
+const (
+	readyTenant = "-"
+	readyKind   = "readiness"
+	readyID     = "last"
+)
+
+// Ready tells whether the database takes changes and is still this server's.
+//
+// It writes: a database that is read-only, locked or full can still be read, and no sandbox could be
+// created.
 func (s *Store) Ready(ctx context.Context) error {
-	var one int
-	if err := s.r.QueryRowContext(ctx, "SELECT count(*) FROM sandboxes WHERE id = ''").Scan(&one); err != nil {
+	if err := s.PutDocument(ctx, readyTenant, readyKind, readyID, nil); err != nil {
+		return fmt.Errorf("write to the database: %w", err)
+	}
+	if _, err := s.Document(ctx, readyTenant, readyKind, readyID); err != nil {
 		return fmt.Errorf("ask the database: %w", err)
 	}
 	return s.claim.hold(ctx)

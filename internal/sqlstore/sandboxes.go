@@ -54,7 +54,7 @@ func (s *Store) Insert(ctx context.Context, r sandbox.Record, events ...sandbox.
 
 // InsertAll adds sandboxes, all or none.
 func (s *Store) InsertAll(ctx context.Context, entries []sandbox.Entry) error {
-	err := s.writeAll(ctx, entries, func(tx *sql.Tx, r sandbox.Record, args []any) error {
+	err := s.writeAll(ctx, entries, func(ctx context.Context, tx *sql.Tx, r sandbox.Record, args []any) error {
 		if _, err := tx.StmtContext(ctx, s.stmts.insert).ExecContext(ctx, args...); err != nil {
 			return err
 		}
@@ -76,7 +76,7 @@ func (s *Store) Save(ctx context.Context, r sandbox.Record, events ...sandbox.Li
 
 // SaveAll replaces living sandboxes, all or none.
 func (s *Store) SaveAll(ctx context.Context, entries []sandbox.Entry) error {
-	err := s.writeAll(ctx, entries, func(tx *sql.Tx, r sandbox.Record, args []any) error {
+	err := s.writeAll(ctx, entries, func(ctx context.Context, tx *sql.Tx, r sandbox.Record, args []any) error {
 		changed := make([]any, len(saved))
 		for i, place := range saved {
 			changed[i] = args[place]
@@ -98,7 +98,7 @@ func (s *Store) SaveAll(ctx context.Context, entries []sandbox.Entry) error {
 
 // writeAll writes rows and then their events in one transaction: whoever adds events of a tenant keeps others from doing so
 // until the commit, so they come last, and tenants in the same order for everybody.
-func (s *Store) writeAll(ctx context.Context, entries []sandbox.Entry, write func(tx *sql.Tx, r sandbox.Record, args []any) error) error {
+func (s *Store) writeAll(ctx context.Context, entries []sandbox.Entry, write func(ctx context.Context, tx *sql.Tx, r sandbox.Record, args []any) error) error {
 	rows := make([][]any, len(entries))
 	for i, e := range entries {
 		var err error
@@ -111,9 +111,9 @@ func (s *Store) writeAll(ctx context.Context, entries []sandbox.Entry, write fun
 		events = append(events, e.Events...)
 	}
 	slices.SortStableFunc(events, func(a, b sandbox.LifecycleEvent) int { return strings.Compare(a.Tenant, b.Tenant) })
-	return s.inTx(ctx, func(tx *sql.Tx) error {
+	return s.inTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
 		for i, e := range entries {
-			if err := write(tx, e.Record, rows[i]); err != nil {
+			if err := write(ctx, tx, e.Record, rows[i]); err != nil {
 				return err
 			}
 		}
@@ -150,7 +150,7 @@ func (s *Store) addEvents(ctx context.Context, tx *sql.Tx, events []sandbox.Life
 
 // Get finds a sandbox of any tenant.
 func (s *Store) Get(ctx context.Context, id string) (sandbox.Record, error) {
-	r, err := scan(s.stmts.get.QueryRowContext(ctx, id))
+	r, err := scan(s.preparedRow(ctx, s.stmts.get, id))
 	if errors.Is(err, sql.ErrNoRows) {
 		return sandbox.Record{}, fault.New(fault.NotFound, "there is no sandbox %q", id)
 	}
@@ -163,7 +163,7 @@ func (s *Store) Get(ctx context.Context, id string) (sandbox.Record, error) {
 // Living returns every sandbox that has not ended, oldest first.
 func (s *Store) Living(ctx context.Context) ([]sandbox.Record, error) {
 	var records []sandbox.Record
-	err := s.query(ctx, `SELECT `+columns+` FROM sandboxes WHERE state <> 'ended' ORDER BY seq`, nil, func(rows *sql.Rows) error {
+	err := s.queryWithin(ctx, batchTime, `SELECT `+columns+` FROM sandboxes WHERE state <> 'ended' ORDER BY seq`, nil, func(rows *sql.Rows) error {
 		r, err := scan(rows)
 		records = append(records, r)
 		return err
@@ -322,7 +322,7 @@ func (s *Store) Prune(ctx context.Context, before time.Time) (total int, err err
 
 func (s *Store) pruneSome(ctx context.Context, before time.Time) (n int, err error) {
 	const chosen = `SELECT id FROM sandboxes WHERE state = 'ended' AND ended_at < ?1 ORDER BY ended_at, seq LIMIT ?2`
-	err = s.inTx(ctx, func(tx *sql.Tx) error {
+	err = s.inTxWithin(ctx, batchTime, func(ctx context.Context, tx *sql.Tx) error {
 		if err := s.turn(ctx, tx, "prune"); err != nil { // both statements choose the same
 			return err
 		}

@@ -17,7 +17,7 @@ const serversTurn = "servers"
 
 // JoinServers enters a server among those that share the database.
 func (s *Store) JoinServers(ctx context.Context, server sandbox.Server) error {
-	err := s.inTx(ctx, func(tx *sql.Tx) error {
+	err := s.inTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
 		if err := s.turn(ctx, tx, serversTurn); err != nil {
 			return err
 		}
@@ -44,7 +44,8 @@ func (s *Store) LeaveServers(ctx context.Context, id string) error {
 //
 // Who has not been heard for so long himself judges nobody: it was he who was away, or the database.
 func (s *Store) Beat(ctx context.Context, id string, dead time.Duration) (all []sandbox.Server, taken []sandbox.Record, err error) {
-	err = s.inTx(ctx, func(tx *sql.Tx) (err error) {
+	// A server that cannot say that it lives is expelled, so this one waits as long as its caller does.
+	err = s.inTxWithin(ctx, batchTime, func(ctx context.Context, tx *sql.Tx) (err error) {
 		all, taken = nil, nil
 		if err := s.turn(ctx, tx, serversTurn); err != nil {
 			return err
@@ -141,7 +142,7 @@ func (s *Store) takeOver(ctx context.Context, tx *sql.Tx, query, server string) 
 
 // Gather makes every living sandbox this server's and returns them, oldest first.
 func (s *Store) Gather(ctx context.Context, server string) (all []sandbox.Record, err error) {
-	err = s.inTx(ctx, func(tx *sql.Tx) (err error) {
+	err = s.inTxWithin(ctx, batchTime, func(ctx context.Context, tx *sql.Tx) (err error) {
 		if err := s.turn(ctx, tx, serversTurn); err != nil {
 			return err
 		}
@@ -160,7 +161,7 @@ func (s *Store) Gather(ctx context.Context, server string) (all []sandbox.Record
 // Belonging tells of every living sandbox which server it belongs to.
 func (s *Store) Belonging(ctx context.Context) (map[string]string, error) {
 	all := map[string]string{}
-	err := s.query(ctx, `SELECT id, server FROM sandboxes WHERE state <> 'ended'`, nil, func(rows *sql.Rows) error {
+	err := s.queryWithin(ctx, batchTime, `SELECT id, server FROM sandboxes WHERE state <> 'ended'`, nil, func(rows *sql.Rows) error {
 		var id, server string
 		err := rows.Scan(&id, &server)
 		all[id] = server
@@ -174,7 +175,7 @@ func (s *Store) Belonging(ctx context.Context) (map[string]string, error) {
 
 // Owner is the server of a living sandbox; fault.NotFound for every other id.
 func (s *Store) Owner(ctx context.Context, id string) (server string, err error) {
-	err = s.r.QueryRowContext(ctx, `SELECT server FROM sandboxes WHERE id = ?1 AND state <> 'ended'`, id).Scan(&server)
+	err = s.queryRow(ctx, `SELECT server FROM sandboxes WHERE id = ?1 AND state <> 'ended'`, id).Scan(&server)
 	if errors.Is(err, sql.ErrNoRows) {
 		return "", fault.New(fault.NotFound, "no sandbox %q lives", id)
 	}
@@ -186,7 +187,7 @@ func (s *Store) Owner(ctx context.Context, id string) (server string, err error)
 
 // Holder finds the living sandbox of a tenant that has a key or an idempotency key.
 func (s *Store) Holder(ctx context.Context, tenant, key, idempotencyKey string) (sandbox.Record, error) {
-	r, err := scan(s.r.QueryRowContext(ctx, `SELECT `+columns+` FROM sandboxes WHERE tenant = ?1 AND state <> 'ended'
+	r, err := scan(s.queryRow(ctx, `SELECT `+columns+` FROM sandboxes WHERE tenant = ?1 AND state <> 'ended'
 		AND (idempotency_key <> '' AND idempotency_key = ?2 OR key <> '' AND key = ?3)
 		ORDER BY CASE WHEN idempotency_key <> '' AND idempotency_key = ?2 THEN 0 ELSE 1 END LIMIT 1`, tenant, idempotencyKey, key))
 	if errors.Is(err, sql.ErrNoRows) {
@@ -216,7 +217,7 @@ func (s *Store) withinQuota(ctx context.Context, tx *sql.Tx, r sandbox.Record) e
 
 // Secret is the value of that name which all servers of this database have: the first to ask gives it.
 func (s *Store) Secret(ctx context.Context, name string, fresh []byte) (value []byte, err error) {
-	err = s.inTx(ctx, func(tx *sql.Tx) error {
+	err = s.inTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, `INSERT INTO secrets (name, value) VALUES (?1, ?2) ON CONFLICT (name) DO NOTHING`, name, fresh); err != nil {
 			return err
 		}

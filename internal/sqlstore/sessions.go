@@ -37,7 +37,7 @@ type execer interface {
 
 // PutSession adds a session or replaces the one of the same id.
 func (s *Store) PutSession(ctx context.Context, v session.Session) error {
-	err := s.inTx(ctx, func(tx *sql.Tx) error { return putSession(ctx, tx, v) })
+	err := s.inTx(ctx, func(ctx context.Context, tx *sql.Tx) error { return putSession(ctx, tx, v) })
 	if conflict(err) {
 		return fault.Wrap(fault.Conflict, err, "there is another session %q", v.Key)
 	}
@@ -72,7 +72,7 @@ func (s *Store) SessionOfSandbox(ctx context.Context, tenant, sandbox string) (s
 }
 
 func (s *Store) oneSession(ctx context.Context, where string, args ...any) (session.Session, error) {
-	all, err := s.sessions(ctx, where+" LIMIT 1", args...)
+	all, err := s.sessions(ctx, s.limit, where+" LIMIT 1", args...)
 	if err != nil {
 		return session.Session{}, err
 	}
@@ -82,8 +82,8 @@ func (s *Store) oneSession(ctx context.Context, where string, args ...any) (sess
 	return all[0], nil
 }
 
-func (s *Store) sessions(ctx context.Context, where string, args ...any) (all []session.Session, err error) {
-	err = s.query(ctx, "SELECT body FROM sessions WHERE "+where, args, func(rows *sql.Rows) error {
+func (s *Store) sessions(ctx context.Context, limit time.Duration, where string, args ...any) (all []session.Session, err error) {
+	err = s.queryWithin(ctx, limit, "SELECT body FROM sessions WHERE "+where, args, func(rows *sql.Rows) error {
 		var body []byte
 		if err := rows.Scan(&body); err != nil {
 			return err
@@ -104,7 +104,7 @@ func (s *Store) sessions(ctx context.Context, where string, args ...any) (all []
 // SessionExists reports whether a session has a row, whatever its state is.
 func (s *Store) SessionExists(ctx context.Context, id string) (bool, error) {
 	var n int
-	if err := s.r.QueryRowContext(ctx, "SELECT count(*) FROM sessions WHERE id = ?1", id).Scan(&n); err != nil {
+	if err := s.queryRow(ctx, "SELECT count(*) FROM sessions WHERE id = ?1", id).Scan(&n); err != nil {
 		return false, fmt.Errorf("look for session: %w", err)
 	}
 	return n > 0, nil
@@ -128,7 +128,7 @@ func (s *Store) Sessions(ctx context.Context, tenant string, q session.Query) (s
 		args = append(args, used, id)
 	}
 	args = append(args, q.Limit+1)
-	all, err := s.sessions(ctx, strings.Join(where, " AND ")+" ORDER BY used DESC, id DESC LIMIT ?", args...)
+	all, err := s.sessions(ctx, s.limit, strings.Join(where, " AND ")+" ORDER BY used DESC, id DESC LIMIT ?", args...)
 	if err != nil {
 		return session.Page{}, err
 	}
@@ -156,17 +156,17 @@ func sessionCursor(text string) (used int64, id string, err error) {
 
 // UnsettledSessions are those that have a sandbox, or an end of one that is not in their log.
 func (s *Store) UnsettledSessions(ctx context.Context) ([]session.Session, error) {
-	return s.sessions(ctx, "unsettled = 1 ORDER BY id")
+	return s.sessions(ctx, batchTime, "unsettled = 1 ORDER BY id")
 }
 
 // UnusedSessions are those without a sandbox that were not used since a time.
 func (s *Store) UnusedSessions(ctx context.Context, since time.Time) ([]session.Session, error) {
-	return s.sessions(ctx, "unsettled = 0 AND used < ?1 ORDER BY used, id LIMIT 1000", micros(since))
+	return s.sessions(ctx, batchTime, "unsettled = 0 AND used < ?1 ORDER BY used, id LIMIT 1000", micros(since))
 }
 
 // RemoveSession removes a session with its runs and checkpoints.
 func (s *Store) RemoveSession(ctx context.Context, id string) error {
-	err := s.inTx(ctx, func(tx *sql.Tx) error {
+	err := s.inTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
 		for _, query := range []string{
 			"DELETE FROM session_runs WHERE session = ?1", "DELETE FROM session_checkpoints WHERE session = ?1", "DELETE FROM sessions WHERE id = ?1",
 		} {
@@ -184,7 +184,7 @@ func (s *Store) RemoveSession(ctx context.Context, id string) error {
 
 // CountSessions is how many sessions a tenant has.
 func (s *Store) CountSessions(ctx context.Context, tenant string) (n int, err error) {
-	if err := s.r.QueryRowContext(ctx, "SELECT count(*) FROM sessions WHERE tenant = ?1", tenant).Scan(&n); err != nil {
+	if err := s.queryRow(ctx, "SELECT count(*) FROM sessions WHERE tenant = ?1", tenant).Scan(&n); err != nil {
 		return 0, fmt.Errorf("count sessions: %w", err)
 	}
 	return n, nil
@@ -208,7 +208,7 @@ func (s *Store) SessionCensus(ctx context.Context) (map[string]int, error) {
 
 // BeginRun adds a run.
 func (s *Store) BeginRun(ctx context.Context, r session.Run) error {
-	err := s.inTx(ctx, func(tx *sql.Tx) error {
+	err := s.inTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, beginRunQuery, r.ID, r.Session, r.Tenant, r.Sandbox, r.Cell, r.Generation, r.ToolCall, r.Code, r.Key, r.Digest,
 			r.Outcome, micros(r.Started), micros(r.Ended), r.Answer)
 		return err
@@ -224,7 +224,7 @@ func (s *Store) BeginRun(ctx context.Context, r session.Run) error {
 
 // EndRun replaces a run and its session at once, and forgets what is not kept of older ones.
 func (s *Store) EndRun(ctx context.Context, r session.Run, of session.Session, keep session.Kept) error {
-	err := s.inTx(ctx, func(tx *sql.Tx) error {
+	err := s.inTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, endRunQuery, r.ID, r.Outcome, micros(r.Ended), r.Answer); err != nil {
 			return err
 		}
@@ -261,7 +261,7 @@ func trimRuns(ctx context.Context, tx execer, r session.Run, keep session.Kept) 
 
 // DropRun forgets a run that never began.
 func (s *Store) DropRun(ctx context.Context, id string) error {
-	err := s.inTx(ctx, func(tx *sql.Tx) error {
+	err := s.inTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, "DELETE FROM session_runs WHERE id = ?1", id)
 		return err
 	})
@@ -282,7 +282,7 @@ func (s *Store) RunOf(ctx context.Context, tenant, id string) (session.Run, erro
 }
 
 func (s *Store) oneRun(ctx context.Context, where string, args ...any) (r session.Run, err error) {
-	r, err = scanRun(s.r.QueryRowContext(ctx, "SELECT "+runColumns+" FROM session_runs WHERE "+where, args...))
+	r, err = scanRun(s.queryRow(ctx, "SELECT "+runColumns+" FROM session_runs WHERE "+where, args...))
 	if errors.Is(err, sql.ErrNoRows) {
 		return session.Run{}, fault.New(fault.NotFound, "there is no such run")
 	}
@@ -301,7 +301,7 @@ func scanRun(row interface{ Scan(...any) error }) (r session.Run, err error) {
 
 // CutRuns marks every run without an end as cut off, and tells which they were.
 func (s *Store) CutRuns(ctx context.Context, at time.Time) (cut []session.Run, err error) {
-	err = s.inTx(ctx, func(tx *sql.Tx) error {
+	err = s.inTxWithin(ctx, batchTime, func(ctx context.Context, tx *sql.Tx) error {
 		cut = nil // a transaction may be tried again
 		rows, err := tx.QueryContext(ctx, "UPDATE session_runs SET outcome = ?1, ended = ?2 WHERE outcome = '' RETURNING "+runColumns, session.OutcomeCut, micros(at))
 		if err != nil {
@@ -329,7 +329,7 @@ func (s *Store) PutCheckpoint(ctx context.Context, c session.Checkpoint) error {
 	if err != nil {
 		return fmt.Errorf("put checkpoint: %w", err)
 	}
-	err = s.inTx(ctx, func(tx *sql.Tx) error {
+	err = s.inTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, "INSERT INTO session_checkpoints (session, id, created, body) VALUES (?1, ?2, ?3, ?4)", c.Session, c.ID, micros(c.Created), body)
 		return err
 	})
@@ -344,16 +344,16 @@ func (s *Store) PutCheckpoint(ctx context.Context, c session.Checkpoint) error {
 
 // Checkpoints are a session's, oldest first.
 func (s *Store) Checkpoints(ctx context.Context, of string) ([]session.Checkpoint, error) {
-	return s.checkpointsWhere(ctx, "session = ?1", of)
+	return s.checkpointsWhere(ctx, s.limit, "session = ?1", of)
 }
 
 // AllCheckpoints are those of all sessions.
 func (s *Store) AllCheckpoints(ctx context.Context) ([]session.Checkpoint, error) {
-	return s.checkpointsWhere(ctx, "1 = 1")
+	return s.checkpointsWhere(ctx, batchTime, "1 = 1")
 }
 
-func (s *Store) checkpointsWhere(ctx context.Context, where string, args ...any) (all []session.Checkpoint, err error) {
-	err = s.query(ctx, "SELECT body FROM session_checkpoints WHERE "+where+" ORDER BY created, id", args, func(rows *sql.Rows) error {
+func (s *Store) checkpointsWhere(ctx context.Context, limit time.Duration, where string, args ...any) (all []session.Checkpoint, err error) {
+	err = s.queryWithin(ctx, limit, "SELECT body FROM session_checkpoints WHERE "+where+" ORDER BY created, id", args, func(rows *sql.Rows) error {
 		var body []byte
 		if err := rows.Scan(&body); err != nil {
 			return err
@@ -373,7 +373,7 @@ func (s *Store) checkpointsWhere(ctx context.Context, where string, args ...any)
 
 // RemoveCheckpoint removes a checkpoint.
 func (s *Store) RemoveCheckpoint(ctx context.Context, of, id string) error {
-	err := s.inTx(ctx, func(tx *sql.Tx) error {
+	err := s.inTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, "DELETE FROM session_checkpoints WHERE session = ?1 AND id = ?2", of, id)
 		return err
 	})

@@ -38,7 +38,7 @@ func Open(path string) (*Store, error) {
 		return nil, fmt.Errorf("open database: %w", err)
 	}
 	f.Close()
-	dsn := "file:" + (&url.URL{Path: path}).EscapedPath() + "?_pragma=busy_timeout(5000)"
+	dsn := "file:" + (&url.URL{Path: path}).EscapedPath() + "?_pragma=busy_timeout(1500)"
 	w, err := sql.Open("sqlite", dsn+writePragmas)
 	if err != nil {
 		return nil, fmt.Errorf("open database %s: %w", path, err)
@@ -46,7 +46,7 @@ func Open(path string) (*Store, error) {
 	w.SetMaxOpenConns(1)
 	// Owned by the Store and ended by Close.
 	ctx, quit := context.WithCancel(context.Background())
-	s := &Store{w: w, tongue: sqliteTongue, due: make(chan struct{}, 1), quit: quit}
+	s := &Store{w: w, tongue: sqliteTongue, due: make(chan struct{}, 1), life: ctx, quit: quit}
 	if err := s.prepareSQLite(ctx, path, dsn); err != nil {
 		s.Close()
 		return nil, openError(path, err)
@@ -63,6 +63,7 @@ var sqliteTongue = tongue{
 	turn:  func(context.Context, *sql.Tx, string) error { return nil },
 	clock: "CAST(unixepoch('subsec') * 1000000 AS INTEGER)",
 	again: func(error) bool { return false },
+	limit: sqliteLimit,
 }
 
 // checkpoints carries the log into the database beside the writer, which goes on meanwhile; the log begins anew when the
@@ -139,10 +140,17 @@ func code(err error) int {
 	return e.Code() & 0xff
 }
 
-// roomless says in plain words that the host's disk is full.
-func roomless(err error) error {
-	if code(err) == sqlite3.SQLITE_FULL {
+// sqliteFault says what a caller can do about a failure of SQLite that an operator has to end.
+func sqliteFault(err error) error {
+	switch code(err) {
+	case sqlite3.SQLITE_FULL:
 		return fault.Wrap(fault.DiskFull, err, "the server's disk is full: nothing can be recorded")
+	case sqlite3.SQLITE_READONLY:
+		return fault.Wrap(fault.Unavailable, err, "the server's database is read-only: nothing can be recorded; try again later")
+	case sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN:
+		return fault.Wrap(fault.Unavailable, err, "the server's database cannot be read or written: the disk fails; try again later")
+	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
+		return fault.Wrap(fault.Unavailable, err, "the server's database is locked by another process: try again later")
 	}
 	return err
 }

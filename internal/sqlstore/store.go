@@ -23,8 +23,10 @@ type Store struct {
 	tongue
 
 	commits atomic.Int64
-	due     chan struct{} // a checkpoint of SQLite's log is; nil: nobody makes any
+	due     chan struct{}   // a checkpoint of SQLite's log is; nil: nobody makes any
+	life    context.Context //nolint:containedctx // of what runs beside the callers, until Close
 	quit    context.CancelFunc
+	suspect atomic.Bool // a call came to no end and the database was not heard since
 	work    sync.WaitGroup
 }
 
@@ -38,6 +40,8 @@ type tongue struct {
 	clock string
 	// again tells that a transaction came to nothing only because of another one.
 	again func(error) bool
+	// limit is how long one call may take. See call.
+	limit time.Duration
 }
 
 // Close lets go of the database.
@@ -55,10 +59,15 @@ func (s *Store) Close() error {
 const attempts = 6
 
 // inTx runs do in one transaction of the writer. It may run do more than once, each time in a new transaction.
-func (s *Store) inTx(ctx context.Context, do func(*sql.Tx) error) (err error) {
-	defer func() { err = roomless(err) }()
+func (s *Store) inTx(ctx context.Context, do func(context.Context, *sql.Tx) error) error {
+	return s.inTxWithin(ctx, s.limit, do)
+}
+
+// inTxWithin is inTx with a limit of its own for each attempt.
+func (s *Store) inTxWithin(ctx context.Context, limit time.Duration, do func(context.Context, *sql.Tx) error) (err error) {
 	for n := range attempts {
-		if err = s.once(ctx, do); err == nil || !s.again(err) || wait(ctx, n) != nil {
+		err = s.call(ctx, limit, func(ctx context.Context) error { return s.once(ctx, do) })
+		if err == nil || !s.again(err) || wait(ctx, n) != nil {
 			return err
 		}
 	}
@@ -77,13 +86,13 @@ func wait(ctx context.Context, n int) error {
 	}
 }
 
-func (s *Store) once(ctx context.Context, do func(*sql.Tx) error) error {
+func (s *Store) once(ctx context.Context, do func(context.Context, *sql.Tx) error) error {
 	tx, err := s.w.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }() // says only that the commit came first
-	if err := do(tx); err != nil {
+	if err := do(ctx, tx); err != nil {
 		return err
 	}
 	if err := tx.Commit(); err != nil {
@@ -100,7 +109,7 @@ func (s *Store) once(ctx context.Context, do func(*sql.Tx) error) error {
 
 // change is one statement in a transaction of its own; it tells how many rows it changed.
 func (s *Store) change(ctx context.Context, query string, args ...any) (rows int, err error) {
-	err = s.inTx(ctx, func(tx *sql.Tx) error {
+	err = s.inTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
 		result, err := tx.ExecContext(ctx, query, args...)
 		if err != nil {
 			return err
@@ -114,17 +123,45 @@ func (s *Store) change(ctx context.Context, query string, args ...any) (rows int
 
 // query calls each for every row.
 func (s *Store) query(ctx context.Context, query string, args []any, each func(*sql.Rows) error) error {
-	rows, err := s.r.QueryContext(ctx, query, args...)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := each(rows); err != nil {
+	return s.queryWithin(ctx, s.limit, query, args, each)
+}
+
+// queryWithin is query with a limit of its own.
+func (s *Store) queryWithin(ctx context.Context, limit time.Duration, query string, args []any, each func(*sql.Rows) error) error {
+	return s.call(ctx, limit, func(ctx context.Context) error {
+		rows, err := s.r.QueryContext(ctx, query, args...)
+		if err != nil {
 			return err
 		}
-	}
-	return rows.Err()
+		defer rows.Close()
+		for rows.Next() {
+			if err := each(rows); err != nil {
+				return err
+			}
+		}
+		return rows.Err()
+	})
+}
+
+// queryRow is a query for one row. It runs when the row is scanned.
+func (s *Store) queryRow(ctx context.Context, query string, args ...any) scanner {
+	return lazyRow{s, ctx, func(ctx context.Context) *sql.Row { return s.r.QueryRowContext(ctx, query, args...) }}
+}
+
+// preparedRow is queryRow for a prepared statement.
+func (s *Store) preparedRow(ctx context.Context, stmt *sql.Stmt, args ...any) scanner {
+	return lazyRow{s, ctx, func(ctx context.Context) *sql.Row { return stmt.QueryRowContext(ctx, args...) }}
+}
+
+// A lazyRow asks the database when it is scanned, so that its deadline ends with the scan.
+type lazyRow struct {
+	store *Store
+	ctx   context.Context //nolint:containedctx // the caller's, who scans the row at once
+	query func(context.Context) *sql.Row
+}
+
+func (r lazyRow) Scan(dest ...any) error {
+	return r.store.call(r.ctx, r.store.limit, func(ctx context.Context) error { return r.query(ctx).Scan(dest...) })
 }
 
 type scanner interface{ Scan(dest ...any) error }

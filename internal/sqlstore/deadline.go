@@ -1,0 +1,81 @@
+package sqlstore
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/covehq/cove/internal/fault"
+)
+
+// How long one call of a database may take. A server that shares its host with others answers a
+// call of SQLite in milliseconds and waits for its one writer: it has more time.
+const (
+	postgresLimit = 1500 * time.Millisecond
+	sqliteLimit   = 10 * time.Second
+
+	// batchTime is for what the server does for itself: it reads or removes many rows at once.
+	batchTime = 30 * time.Second
+	// noLimit is for migrations, which take as long as the tables are large.
+	noLimit time.Duration = 0
+	// suspectLimit is for calls of callers while the database has not been heard since a call came
+	// to no end: a request makes several, and they fail together within two seconds.
+	suspectLimit = 200 * time.Millisecond
+)
+
+var errLate = errors.New("the database did not answer in time")
+
+// call gives do a deadline and says in words for the caller why it failed.
+//
+// The deadline is the database's: a caller who leaves, or whose own deadline is earlier, gets its own
+// error.
+func (s *Store) call(ctx context.Context, limit time.Duration, do func(context.Context) error) error {
+	if limit == noLimit {
+		return sqliteFault(do(ctx))
+	}
+	if limit == s.limit && s.suspect.Load() {
+		limit = min(limit, suspectLimit)
+	}
+	timed, cancel := context.WithTimeoutCause(ctx, limit, errLate)
+	defer cancel()
+	err := sqliteFault(do(timed))
+	if err == nil || !errors.Is(context.Cause(timed), errLate) {
+		return err
+	}
+	s.listen()
+	var said *fault.Error
+	if errors.As(err, &said) {
+		return err
+	}
+	return fault.Wrap(fault.Unavailable, errors.Join(errLate, err), "the database does not answer: try again later")
+}
+
+// How often a database that came to no end is asked, and how long it has to answer.
+const (
+	listenEvery = 100 * time.Millisecond
+	listenLimit = 5 * time.Second
+)
+
+// listen suspects the database until it answers a query.
+func (s *Store) listen() {
+	if s.life.Err() != nil || !s.suspect.CompareAndSwap(false, true) {
+		return
+	}
+	s.work.Go(func() {
+		defer s.suspect.Store(false)
+		for s.life.Err() == nil {
+			ctx, cancel := context.WithTimeout(s.life, listenLimit)
+			_, err := s.r.ExecContext(ctx, "SELECT 1")
+			cancel()
+			if err == nil {
+				return
+			}
+			pause := time.NewTimer(listenEvery)
+			select {
+			case <-pause.C:
+			case <-s.life.Done():
+				pause.Stop()
+			}
+		}
+	})
+}

@@ -1,0 +1,64 @@
+package sqlstore_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/internal/session"
+	"github.com/covehq/cove/internal/sqlstore/pgtest"
+)
+
+func TestPostgres_HangsAndIsUnavailable(t *testing.T) {
+	proxy := pgtest.NewProxy(t, pgtest.URL(t))
+	s := openPostgres(t, proxy.URL)
+	if err := s.Insert(t.Context(), record("sb1")); err != nil {
+		t.Fatal(err)
+	}
+	proxy.Stall()
+	calls := map[string]func(context.Context) error{
+		"get":  func(ctx context.Context) error { _, err := s.Get(ctx, "sb1"); return err },
+		"list": func(ctx context.Context) error { _, err := s.List(ctx, "acme", sandbox.ListQuery{}); return err },
+		"sessions": func(ctx context.Context) error {
+			_, err := s.Sessions(ctx, "acme", session.Query{Limit: 9})
+			return err
+		},
+		"document": func(ctx context.Context) error { _, err := s.Document(ctx, "acme", "x", "y"); return err },
+		"key":      func(ctx context.Context) error { _, err := s.KeyByHash(ctx, "x"); return err },
+		"touch":    func(ctx context.Context) error { return s.TouchKey(ctx, "k", time.Now()) },
+		"insert":   func(ctx context.Context) error { return s.Insert(ctx, record("sb2")) },
+		"save":     func(ctx context.Context) error { return s.Save(ctx, record("sb1")) },
+		"put":      func(ctx context.Context) error { return s.PutDocument(ctx, "acme", "x", "y", nil) },
+	}
+	// A call without a deadline would wait for this one, which is far longer than the store's.
+	patient, stop := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer stop()
+	var all sync.WaitGroup
+	for what, call := range calls {
+		all.Go(func() {
+			if err := call(patient); !fault.Is(err, fault.Unavailable) || !strings.Contains(fault.Message(err), "database does not answer") {
+				t.Errorf("%s: %v (%s: %s)", what, err, fault.KindOf(err), fault.Message(err))
+			}
+		})
+	}
+	all.Wait()
+
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	if err := calls["list"](left); !errors.Is(err, context.Canceled) || fault.Is(err, fault.Unavailable) {
+		t.Errorf("a caller who left is told %v", err)
+	}
+	hasty, end := context.WithTimeout(t.Context(), time.Millisecond)
+	defer end()
+	if err := calls["list"](hasty); !errors.Is(err, context.DeadlineExceeded) || fault.Is(err, fault.Unavailable) {
+		t.Errorf("a caller with a deadline of its own is told %v", err)
+	}
+
+	proxy.Resume()
+	until(t, "the database answers again", func() bool { return calls["list"](t.Context()) == nil && calls["save"](t.Context()) == nil })
+}
