@@ -320,6 +320,7 @@ func TestACommandThatTakesTooLong(t *testing.T) {
 		"S2.14 is ended though it ignores being asked":           "echo before; trap '' TERM INT HUP; while :; do sleep 4001; done",
 		"S1.31 S2.15 is ended with its children":                 "echo before; sleep 4001 & (sleep 4001 & sleep 4001) & wait",
 		"S1.31 S2.15 is ended with children that ran away":       "echo before; setsid -f sh -c 'sleep 4001; true'; nohup setsid sleep 4001 & wait; sleep 4001",
+		"S1.31 S2.15 is ended though it leads its own session":   "echo before; exec setsid bash -c 'sleep 4001 & sleep 4001; true'",
 		"S1.31 S2.15 is ended with children of a changed parent": "echo before; python3 -c 'import os,time\nif os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0: os.execvp(\"sleep\", [\"sleep\", \"4001\"])\n  os._exit(0)\ntime.sleep(4001)'",
 	} {
 		t.Run(claim, func(t *testing.T) {

@@ -240,7 +240,7 @@ func (a *Agent) execKernel(params agentapi.KernelStartParams, u user, argv []str
 
 // bear starts a kernel's process and takes our ends of it, also when that fails; inter, if any, stands between.
 func (a *Agent) bear(params agentapi.KernelStartParams, c command, e ends, inter interpreter) (*kernel, error) {
-	c.tag, c.pidfd = newID("k"), new(int)
+	c.tag, c.pidfd, c.leads = newID("k"), new(int), true // an interrupt goes to the group it leads
 	for _, fd := range e.theirs {
 		c.files = append(c.files, uintptr(fd))
 	}

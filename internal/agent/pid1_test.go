@@ -583,6 +583,38 @@ func TestPID1(t *testing.T) {
 			t.Errorf("%q", out)
 		}
 	})
+	t.Run("setsid is waited for", func(t *testing.T) {
+		for _, line := range []string{"setsid sh -c 'sleep 0.3; echo late; exit 7'", "sudo setsid sh -c 'sleep 0.3; echo late; exit 7'"} {
+			out, end := output(t, c, bash(line))
+			if out != "late\n" || end.ExitCode != 7 {
+				t.Errorf("%s: %q %+v", line, out, end)
+			}
+		}
+	})
+	t.Run("what a terminal sends passes through sudo to the whole group", func(t *testing.T) {
+		s, err := c.Exec(ctx, bash(`exec sudo bash -c 'trap : WINCH; bash -c "trap \"echo got; exit\" WINCH; echo up; while :; do sleep 0.05; done"; echo end'`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var id, out string
+		for e, err := range s.Events() {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e.ID != "" {
+				id = e.ID
+			}
+			out += string(e.Data)
+			if string(e.Data) == "up\n" {
+				if err := c.Signal(ctx, agentapi.SignalParams{Target: agentapi.Target{ID: id}, Signal: "SIGWINCH"}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if out != "up\ngot\nend\n" {
+			t.Errorf("%q", out)
+		}
+	})
 	t.Run("a timeout reaches through sudo", func(t *testing.T) {
 		p := sh("sudo setsid -w sleep 4343")
 		p.TimeoutMS = 300

@@ -76,14 +76,21 @@ func (r *reaper) signal(pid int, sig syscall.Signal) error {
 	return syscall.Kill(pid, sig)
 }
 
-// signalGroup reaches the group that a child leads.
+// signalGroup reaches the group that a child is in, which is never the agent's own.
 func (r *reaper) signalGroup(pid int, sig syscall.Signal) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if _, ok := r.children[pid]; !ok {
 		return syscall.ESRCH
 	}
-	return syscall.Kill(-pid, sig)
+	group, err := syscall.Getpgid(pid)
+	if err != nil {
+		return err
+	}
+	if group == syscall.Getpgrp() { // only a child that joined it by itself is there
+		return syscall.Kill(pid, sig)
+	}
+	return syscall.Kill(-group, sig)
 }
 
 // alive reports whether a child has not been collected.

@@ -37,6 +37,7 @@ type command struct {
 	tag    string // value of runVariable
 	files  []uintptr
 	tty    bool // descriptor 0 becomes the controlling terminal
+	leads  bool // it leads a session of its own; one with a terminal does too
 	limits agentapi.RunLimits
 	own    bool // it is found by the sandbox's own PATH
 	pidfd  *int
@@ -108,7 +109,7 @@ func (a *Agent) start(c command, onExit func(exit)) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	attr := &syscall.ProcAttr{Dir: dir, Env: env, Files: c.files, Sys: &syscall.SysProcAttr{Setsid: true, Setctty: c.tty, PidFD: c.pidfd}}
+	attr := &syscall.ProcAttr{Dir: dir, Env: env, Files: c.files, Sys: &syscall.SysProcAttr{Setsid: c.leads || c.tty, Setctty: c.tty, PidFD: c.pidfd}}
 	if c.user.uid != a.uid || a.cfg.PID1 && a.uid == 0 { // others cannot change who they are, and need not
 		groups := make([]uint32, len(c.user.groups))
 		for i, g := range c.user.groups {
@@ -118,6 +119,15 @@ func (a *Agent) start(c command, onExit func(exit)) (int, error) {
 	}
 	pid, err := a.reaper.start(func() (int, error) {
 		defer a.sooner.fork()()
+		if attr.Sys.Setsid {
+			return syscall.ForkExec(file, argv, attr)
+		}
+		group, done, err := newGroup()
+		if err != nil {
+			return 0, err
+		}
+		defer done()
+		attr.Sys.Setpgid, attr.Sys.Pgid = true, group
 		return syscall.ForkExec(file, argv, attr)
 	}, onExit)
 	if err != nil {

@@ -66,8 +66,8 @@ func tagged(pid int, tag string) bool {
 	return false
 }
 
-// tree is everything a run has started: what descends from root, what shares its session or group, and what carries
-// its tag. Root is zero once it has been collected, because its number may then be another's.
+// tree is everything a run has started: what descends from root, what shares its session or group where these are not the
+// agent's too, and what carries its tag. Root is zero once it has been collected, because its number may then be another's.
 type tree struct {
 	tag  string
 	root func() int
@@ -80,6 +80,7 @@ type victim struct{ pid, fd int }
 // scan adds to found what belongs to the tree and was not there.
 func (t *tree) scan(found map[int]victim) (added int) {
 	root := t.root()
+	own, _ := readStat(t.self)
 	stats := map[int]procStat{}
 	for _, pid := range pids() {
 		if st, ok := readStat(pid); ok && pid != t.self && pid != 1 {
@@ -95,7 +96,7 @@ func (t *tree) scan(found map[int]victim) (added int) {
 			continue
 		}
 		// Asked again now that the descriptor is held: a recycled number would not match.
-		if now, ok := readStat(pid); !ok || now.state == 'Z' || !t.belongs(pid, root, stats) {
+		if now, ok := readStat(pid); !ok || now.state == 'Z' || !t.belongs(pid, root, own, stats) {
 			syscall.Close(fd)
 			continue
 		}
@@ -105,10 +106,10 @@ func (t *tree) scan(found map[int]victim) (added int) {
 	return added
 }
 
-func (t *tree) belongs(pid, root int, stats map[int]procStat) bool {
-	if root > 0 {
+func (t *tree) belongs(pid, root int, own procStat, stats map[int]procStat) bool {
+	if first, ok := stats[root]; ok {
 		st := stats[pid]
-		if pid == root || st.sess == root || st.group == root {
+		if pid == root || st.sess == first.sess && st.sess != own.sess || st.group == first.group && st.group != own.group {
 			return true
 		}
 		for up, hops := st.parent, 0; up > 1 && hops < 1024; hops++ {

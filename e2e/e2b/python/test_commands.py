@@ -119,6 +119,16 @@ def test_a_timeout_ends_the_command(sandbox):
     eventually(lambda: sandbox.commands.run("pgrep -cf '^overslept' || true").stdout == "0\n", 5)
 
 
+@pytest.mark.proves("commands.run")
+def test_setsid_is_waited_for_and_ended_in_time(sandbox):
+    with pytest.raises(CommandExitException) as failed:
+        sandbox.commands.run("setsid sh -c 'sleep 1; echo late; exit 7'")
+    assert (failed.value.exit_code, failed.value.stdout) == (7, "late\n")
+    with pytest.raises(TimeoutException):
+        sandbox.commands.run("""setsid bash -c 'trap "" TERM INT HUP; setsid -f sleep 4545; sleep 4545; :'""", timeout=2)
+    eventually(lambda: sandbox.commands.run("pgrep -cxf 'sleep 4545' || true").stdout == "0\n", 60)
+
+
 @pytest.mark.proves("commands.run", "CommandHandle.wait")
 def test_a_timeout_also_ends_what_is_iterated(sandbox):
     handle = sandbox.commands.run("sleep 30", background=True, timeout=1)
