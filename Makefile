@@ -11,7 +11,7 @@ SHELL_C := $(MAKER)/shell/shell.c $(MAKER)/shell/syscalls.h
 SHIM    := kernel/native/shim-$(GOARCH).so
 
 .DEFAULT_GOAL := build
-.PHONY: acceptance build run test test-all test-sdks test-isolation test-chaos test-e2b test-opensandbox test-agentsandbox test-python compat e2b-lock opensandbox-lock agentsandbox-lock python-lock fuzz bench bench-quick bench-turns bench-smoke bench-plot bench-e2b bench-opensandbox bench-artifacts bench-datasets bench-langgraph bench-kubernetes simulate-kubernetes docs lint clean programs image image-files manifests test-chart cluster-up cluster-down test-cluster FORCE
+.PHONY: acceptance build run test test-all test-sdks test-isolation test-chaos test-tenants test-e2b test-opensandbox test-agentsandbox test-python compat e2b-lock opensandbox-lock agentsandbox-lock python-lock fuzz bench bench-quick bench-turns bench-smoke bench-plot bench-e2b bench-opensandbox bench-artifacts bench-datasets bench-langgraph bench-kubernetes simulate-kubernetes docs lint clean programs image image-files manifests test-chart cluster-up cluster-down test-cluster FORCE
 
 build: bin/cove bin/cove-agent
 
@@ -68,6 +68,11 @@ test-isolation: programs
 test-chaos: programs
 	mkdir -p bin
 	COVE_CHAOS=1 $(GO) test -count=1 -v -timeout 25m ./test/chaos
+
+# Every route of every dialect, as its owner and as another tenant: nothing is seen, used or changed, and one tenant's worst
+# leaves the other its share. Needs root; prints a table.
+test-tenants: programs
+	COVE_TENANTS=1 $(GO) test -count=1 -v -timeout 15m ./test/tenants
 
 # The published E2B SDKs, unmodified, against a server; the first run installs them from the lock files.
 test-e2b: programs

@@ -1,0 +1,194 @@
+package tenants_test
+
+import (
+	"encoding/json"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/covehq/cove/test/testserver"
+)
+
+// allTrials are the trials of all dialects whose routes are listed.
+var allTrials = map[string][]trial{
+	"cove": slices.Concat(coveTrials, lastTrials),
+	"link": linkTrials,
+}
+
+// tables says in which files a dialect's routes are. A route is a text such as "GET /path", "/path", or the two texts
+// "GET", "/path" side by side, where the code registers it.
+var tables = map[string][]string{
+	"link":        {"internal/dialect/cove/links.go"},
+	"e2b":         {"internal/dialect/e2b/routes.go", "internal/dialect/e2b/e2b.go"},
+	"e2bbuild":    {"internal/dialect/e2b/build/serve.go"},
+	"envd":        {"internal/dialect/e2b/envd/envd.go", "internal/dialect/e2b/envd/envdpb/envdpbconnect"},
+	"interpreter": {"internal/dialect/e2b/interpreter/interpreter.go"},
+	"opensandbox": {"internal/dialect/opensandbox/routes.go"},
+	"execd":       {"internal/dialect/opensandbox/execd/execd.go"},
+	"egress":      {"internal/dialect/opensandbox/egress/egress.go"},
+	"runtime":     {"internal/dialect/agentsandbox/runtime/runtime.go"},
+	"sandboxd":    {"internal/dialect/agentsandbox/sandboxd/sandboxd.go", "internal/dialect/agentsandbox/sandboxd/processpb/processpbconnect"},
+}
+
+// notRoutes are patterns that answer for everything else, and paths without a method whose methods are listed too.
+var notRoutes = map[string][]string{
+	"link":        {"/artifacts/"},
+	"e2b":         {"/"},
+	"envd":        {"/"},
+	"interpreter": {"/", "/health", "/execute", "/contexts", "/contexts/{id}", "/contexts/{id}/restart"},
+	"execd":       {"/"},
+	"egress":      {"/", "/policy"},
+}
+
+func TestEveryRouteHasATrial(t *testing.T) {
+	for dialect, trials := range allTrials {
+		tried := map[string]bool{}
+		for _, tr := range trials {
+			tried[tr.route] = true
+		}
+		have := documentedIf(t, dialect == "cove")
+		for _, file := range tables[dialect] {
+			have = append(have, routesIn(t, file)...)
+		}
+		have = slices.DeleteFunc(have, func(route string) bool { return slices.Contains(notRoutes[dialect], route) })
+		if len(have) == 0 {
+			t.Errorf("%s: no route was found in %v", dialect, tables[dialect])
+		}
+		for _, route := range have {
+			if !tried[route] {
+				t.Errorf("%s serves %s, and no trial says what another tenant may have of it: add one to test/tenants", dialect, route)
+			}
+			delete(tried, route)
+		}
+		for _, route := range slices.Sorted(maps.Keys(tried)) {
+			t.Errorf("%s has a trial of %s, which is not served any more", dialect, route)
+		}
+	}
+}
+
+// documentedIf are the routes of the native API.
+func documentedIf(t *testing.T, native bool) (routes []string) {
+	t.Helper()
+	if !native {
+		return nil
+	}
+	text, err := os.ReadFile(filepath.Join(testserver.Root(), "docs", "openapi.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var doc struct {
+		Paths map[string]map[string]json.RawMessage
+	}
+	decode(t, string(text), &doc)
+	for path, methods := range doc.Paths {
+		for method := range methods {
+			if method != "parameters" {
+				routes = append(routes, strings.ToUpper(method)+" "+path)
+			}
+		}
+	}
+	return routes
+}
+
+var routeForm = regexp.MustCompile(`^((GET|HEAD|POST|PUT|PATCH|DELETE) )?/([a-z0-9A-Z.{}_/$-]|…)*$`)
+
+var methodForm = regexp.MustCompile(`^(GET|HEAD|POST|PUT|PATCH|DELETE)$`)
+
+// routesIn are the routes of a file or of all files of a directory.
+func routesIn(t *testing.T, name string) (routes []string) {
+	t.Helper()
+	at := filepath.Join(testserver.Root(), name)
+	files := []string{at}
+	if !strings.HasSuffix(name, ".go") {
+		var err error
+		if files, err = filepath.Glob(filepath.Join(at, "*.connect.go")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, file := range files {
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			routes = append(routes, routesOf(n)...)
+			return true
+		})
+	}
+	slices.Sort(routes)
+	return slices.Compact(routes)
+}
+
+// routesOf are the routes that one node of a syntax tree registers: an argument of Handle or HandleFunc, a key or a field
+// of a table, a constant of generated code, or what a switch compares a path with.
+func routesOf(n ast.Node) (routes []string) {
+	switch n := n.(type) {
+	case *ast.CallExpr:
+		f, ok := n.Fun.(*ast.SelectorExpr)
+		if ok && len(n.Args) > 0 && (f.Sel.Name == "Handle" || f.Sel.Name == "HandleFunc") {
+			routes = append(routes, textOf(n.Args[0]))
+		}
+	case *ast.CompositeLit:
+		routes = fieldsOf(n)
+	case *ast.ValueSpec:
+		for i, name := range n.Names {
+			if strings.HasSuffix(name.Name, "Procedure") {
+				routes = append(routes, "POST "+textOf(n.Values[i]))
+			}
+		}
+	case *ast.CaseClause:
+		for _, e := range n.List {
+			text := textOf(e)
+			if text != "" && !methodForm.MatchString(text) {
+				routes = append(routes, "/"+strings.TrimPrefix(text, "/"))
+			}
+		}
+	}
+	return slices.DeleteFunc(routes, func(r string) bool { return !routeForm.MatchString(r) })
+}
+
+func fieldsOf(lit *ast.CompositeLit) (routes []string) {
+	for i, e := range lit.Elts {
+		switch e := e.(type) {
+		case *ast.KeyValueExpr:
+			if name, ok := e.Key.(*ast.Ident); ok && name.Name == "pattern" {
+				routes = append(routes, textOf(e.Value))
+			}
+			routes = append(routes, textOf(e.Key))
+		case *ast.BasicLit, *ast.BinaryExpr:
+			text := textOf(e)
+			if i > 0 && methodForm.MatchString(textOf(lit.Elts[i-1])) {
+				text = textOf(lit.Elts[i-1]) + " " + text
+			}
+			if i == 0 || methodForm.MatchString(textOf(lit.Elts[0])) {
+				routes = append(routes, text)
+			}
+		}
+	}
+	return routes
+}
+
+// constants are those that tables use.
+var constants = map[string]string{"LinkPrefix": "/artifacts/"}
+
+func textOf(e ast.Expr) string {
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		if text, err := strconv.Unquote(e.Value); err == nil && e.Kind == token.STRING {
+			return text
+		}
+	case *ast.BinaryExpr:
+		return textOf(e.X) + textOf(e.Y)
+	case *ast.Ident:
+		return constants[e.Name]
+	}
+	return ""
+}

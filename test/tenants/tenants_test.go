@@ -1,0 +1,64 @@
+package tenants_test
+
+import (
+	"slices"
+	"testing"
+)
+
+// TestTenants tries every route of every dialect as its owner and as another tenant.
+func TestTenants(t *testing.T) {
+	w := newWorld(t)
+	for _, p := range []*tenant{w.a, w.b} {
+		w.furnishCove(p)
+	}
+	w.settles()
+	t.Run("native", func(t *testing.T) { w.run(t, "cove", coveTrials) })
+	t.Run("links", func(t *testing.T) { w.run(t, "link", linkTrials) })
+	t.Run("last", func(t *testing.T) { w.run(t, "cove", lastTrials) })
+}
+
+func (w *world) run(t *testing.T, dialect string, trials []trial) {
+	trials = slices.Clone(trials)
+	// Listings first: B has not named anything of A's yet, so that all names in its answers are leaks.
+	slices.SortStableFunc(trials, func(x, y trial) int { return rank(x) - rank(y) })
+	for _, tr := range trials {
+		tr.dialect = dialect
+		t.Run(tr.title(), func(t *testing.T) {
+			living := map[*tenant][]string{}
+			for _, p := range []*tenant{w.a, w.b} {
+				living[p] = w.living(p)
+			}
+			w.try(t, tr)
+			for _, p := range []*tenant{w.a, w.b} { // what the trial made
+				for _, id := range w.living(p) {
+					if !slices.Contains(living[p], id) {
+						_ = p.api.Sandbox(id).Kill(t.Context()) // it may just have ended
+					}
+				}
+			}
+		})
+	}
+}
+
+// settles waits until two looks at what A has are the same: from then on only requests change it.
+func (w *world) settles() {
+	w.Helper()
+	before := w.state(w.a)
+	w.eventually("what A has stays as it is", func() error {
+		after := w.state(w.a)
+		diff := changes(before, after)
+		before = after
+		if len(diff) > 0 {
+			w.Logf("not yet: %s", diff)
+			return errNotYet
+		}
+		return nil
+	})
+}
+
+func rank(tr trial) int {
+	if tr.kind == listing {
+		return 0
+	}
+	return 1
+}
