@@ -40,18 +40,29 @@ type counted struct {
 	mu      sync.Mutex
 	lookups int
 	after   func()
+	away    error // what all calls fail with
 	touch   error // what TouchKey fails with
 }
 
 func (c *counted) TouchKey(ctx context.Context, id string, at time.Time) error {
-	if c.touch != nil {
-		return c.touch
+	if err := errors.Join(c.away, c.touch); err != nil {
+		return err
 	}
 	return c.KeyStore.TouchKey(ctx, id, at)
 }
 
+func (c *counted) RevokeKey(ctx context.Context, tenant, id string, at time.Time) error {
+	if c.away != nil {
+		return c.away
+	}
+	return c.KeyStore.RevokeKey(ctx, tenant, id, at)
+}
+
 func (c *counted) KeyByHash(ctx context.Context, hash string) (auth.KeyRecord, error) {
 	r, err := c.KeyStore.KeyByHash(ctx, hash)
+	if c.away != nil {
+		r, err = auth.KeyRecord{}, fmt.Errorf("find key: %w", c.away)
+	}
 	c.mu.Lock()
 	c.lookups++
 	after := c.after
@@ -234,6 +245,104 @@ func TestCache(t *testing.T) {
 		}
 		if store.lookups != 2 || !list[0].LastUsed.Equal(time.Now()) {
 			t.Errorf("a use two minutes later: %d lookups, last used %v", store.lookups, list[0].LastUsed)
+		}
+	})
+}
+
+func TestCache_WhileTheStoreIsAway(t *testing.T) {
+	away := fault.New(fault.Unavailable, "the database does not answer: try again later")
+	// Each test begins with a key that is in the cache and a store that went away two minutes ago.
+	for name, claim := range map[string]func(t *testing.T, keys *auth.Keys, store *counted, secret string, record auth.KeyRecord){
+		"a key that was found before stays good": func(t *testing.T, keys *auth.Keys, store *counted, secret string, record auth.KeyRecord) {
+			before := store.lookups
+			for range 10 {
+				who, err := keys.Authenticate(t.Context(), secret)
+				if want := (auth.Principal{Tenant: "acme", KeyID: record.ID}); err != nil || who != want {
+					t.Fatalf("%+v, %v", who, err)
+				}
+			}
+			if asked := store.lookups - before; asked != 1 {
+				t.Errorf("ten uses at once waited for the store %d times, want 1", asked)
+			}
+		},
+		"it is good for ten minutes": func(t *testing.T, keys *auth.Keys, _ *counted, secret string, _ auth.KeyRecord) {
+			time.Sleep(7 * time.Minute)
+			if _, err := keys.Authenticate(t.Context(), secret); err != nil {
+				t.Errorf("after nine minutes: %v", err)
+			}
+			time.Sleep(time.Minute)
+			if _, err := keys.Authenticate(t.Context(), secret); !fault.Is(err, fault.Unavailable) {
+				t.Errorf("after ten minutes: %v", err)
+			}
+		},
+		"a key that was never seen is not let in": func(t *testing.T, keys *auth.Keys, _ *counted, _ string, _ auth.KeyRecord) {
+			if _, err := keys.Authenticate(t.Context(), "e2b_"+strings.Repeat("0", 40)); !fault.Is(err, fault.Unavailable) {
+				t.Error(err)
+			}
+		},
+		"a key whose revocation failed is not let in": func(t *testing.T, keys *auth.Keys, _ *counted, secret string, record auth.KeyRecord) {
+			if err := keys.Revoke(t.Context(), "acme", record.ID); !fault.Is(err, fault.Unavailable) {
+				t.Fatal(err)
+			}
+			if _, err := keys.Authenticate(t.Context(), secret); !fault.Is(err, fault.Unavailable) {
+				t.Error(err)
+			}
+		},
+		"a revocation of another tenant takes no key away": func(t *testing.T, keys *auth.Keys, _ *counted, secret string, record auth.KeyRecord) {
+			_ = keys.Revoke(t.Context(), "globex", record.ID)
+			if _, err := keys.Authenticate(t.Context(), secret); err != nil {
+				t.Error(err)
+			}
+		},
+		"a key that another server revoked is refused when the store is back": func(t *testing.T, keys *auth.Keys, store *counted, secret string, record auth.KeyRecord) {
+			if _, err := keys.Authenticate(t.Context(), secret); err != nil {
+				t.Fatal(err)
+			}
+			if err := store.KeyStore.RevokeKey(t.Context(), "acme", record.ID, time.Now()); err != nil {
+				t.Fatal(err)
+			}
+			store.away = nil
+			time.Sleep(10 * time.Second)
+			if _, err := keys.Authenticate(t.Context(), secret); !fault.Is(err, fault.Unauthed) {
+				t.Error(err)
+			}
+			store.away = away
+			if _, err := keys.Authenticate(t.Context(), secret); err == nil {
+				t.Error("it is let in again when the store is away again")
+			}
+		},
+		"an error that is not the store's absence lets nobody in": func(t *testing.T, keys *auth.Keys, store *counted, secret string, _ auth.KeyRecord) {
+			store.away = errors.New("database disk image is malformed")
+			if _, err := keys.Authenticate(t.Context(), secret); err == nil {
+				t.Error("let in")
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				keys, store := newKeys(t)
+				secret, record := create(t, keys, "acme", false)
+				if _, err := keys.Authenticate(t.Context(), string(secret)); err != nil {
+					t.Fatal(err)
+				}
+				store.away = away
+				time.Sleep(2 * time.Minute)
+				claim(t, keys, store, string(secret), record)
+			})
+		})
+	}
+	t.Run("a key that was revoked here is not let in", func(t *testing.T) {
+		keys, store := newKeys(t)
+		secret, record := create(t, keys, "acme", false)
+		if _, err := keys.Authenticate(t.Context(), string(secret)); err != nil {
+			t.Fatal(err)
+		}
+		if err := keys.Revoke(t.Context(), "acme", record.ID); err != nil {
+			t.Fatal(err)
+		}
+		store.away = away
+		if _, err := keys.Authenticate(t.Context(), string(secret)); err == nil {
+			t.Error("let in")
 		}
 	})
 }

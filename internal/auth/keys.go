@@ -6,6 +6,7 @@ import (
 	"crypto/subtle"
 	"encoding/hex"
 	"fmt"
+	"maps"
 	"regexp"
 	"strings"
 	"sync"
@@ -30,6 +31,14 @@ type KeyStore interface {
 // and how long a key revoked by another process still works.
 const cacheFor = time.Minute
 
+// While the store is unavailable, a key that it found before stays good for staleFor since then, so
+// that living sandboxes are not lost to their owners. The store is asked again after askAgain: a
+// request would otherwise wait for it each time.
+const (
+	staleFor = 10 * time.Minute
+	askAgain = 2 * time.Second
+)
+
 const maxCached = 4096
 
 // Keys makes, checks and revokes keys.
@@ -45,7 +54,8 @@ type Keys struct {
 
 type cached struct {
 	record KeyRecord
-	until  time.Time
+	until  time.Time // the store is asked after it
+	stale  time.Time // the record is not used after it, though the store be away
 }
 
 // NewKeys keeps its records in store.
@@ -101,13 +111,18 @@ func (k *Keys) lookup(ctx context.Context, hash string) (KeyRecord, error) {
 	}
 	record, err := k.store.KeyByHash(ctx, hash)
 	if fault.Is(err, fault.NotFound) {
+		k.forget(hash)
 		return KeyRecord{}, errWrongKey
+	}
+	if fault.Is(err, fault.Unavailable) && k.extend(hash) {
+		return hit.record, nil
 	}
 	if err != nil {
 		return KeyRecord{}, fmt.Errorf("look up key: %w", err)
 	}
 	// Both are hashes, so the index lookup told nothing of the key; this holds whatever the store's collation does.
 	if subtle.ConstantTimeCompare([]byte(record.Hash), []byte(hash)) != 1 || !record.RevokedAt.IsZero() {
+		k.forget(hash)
 		return KeyRecord{}, errWrongKey
 	}
 	// LastUsed only advises: a database that is full or read-only still knows who may come in, and who may not.
@@ -125,7 +140,29 @@ func (k *Keys) remember(record KeyRecord, seen int) {
 	if len(k.cache) >= maxCached {
 		clear(k.cache)
 	}
-	k.cache[record.Hash] = cached{record, time.Now().Add(cacheFor)}
+	at := time.Now()
+	k.cache[record.Hash] = cached{record, at.Add(cacheFor), at.Add(staleFor)}
+}
+
+// extend trusts a key for a moment more that the store cannot be asked for. It tells whether the key
+// is still in the cache, which a revocation meanwhile takes it out of, and not too old.
+func (k *Keys) extend(hash string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	hit, ok := k.cache[hash]
+	if !ok || !time.Now().Before(hit.stale) {
+		return false
+	}
+	hit.until = time.Now().Add(askAgain)
+	k.cache[hash] = hit
+	return true
+}
+
+// forget takes a key out of the cache that the store knows as not good.
+func (k *Keys) forget(hash string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.cache, hash)
 }
 
 // tenantName keeps a tenant usable as part of a label, a cgroup or a file name.
@@ -200,13 +237,16 @@ func (k *Keys) List(ctx context.Context, tenant string) ([]KeyRecord, error) {
 
 // Revoke ends a tenant's key: when it returns, nothing authenticates with it. Revoking twice is no error.
 func (k *Keys) Revoke(ctx context.Context, tenant, id string) error {
-	if err := k.store.RevokeKey(ctx, tenant, id, now()); err != nil {
-		return fmt.Errorf("revoke key: %w", err)
-	}
+	err := k.store.RevokeKey(ctx, tenant, id, now())
+	// A store that fails may have revoked the key all the same. Other keys stay in the cache: no tenant
+	// can shorten what others have while the store is away.
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.revoke++
-	clear(k.cache)
+	maps.DeleteFunc(k.cache, func(_ string, c cached) bool { return c.record.ID == id && c.record.Tenant == tenant })
+	if err != nil {
+		return fmt.Errorf("revoke key: %w", err)
+	}
 	return nil
 }
 
