@@ -26,7 +26,7 @@ func (s *Server) openSessions(
 		root = "session"
 	}
 	sessions := session.New(session.Config{
-		Dir: filepath.Join(stateDir(s.cfg.DataDir), "sessions"), Root: root, IdleTimeout: c.IdleTimeout, Lifetime: c.Lifetime, Size: int64(c.Size), Retention: c.Retention,
+		Server: s.team.me(), Dir: filepath.Join(stateDir(s.cfg.DataDir), "sessions"), Root: root, IdleTimeout: c.IdleTimeout, Lifetime: c.Lifetime, Size: int64(c.Size), Retention: c.Retention,
 		MaxLifetime: sandboxes.MaxLifetime, Limits: sandboxes.Limits(), MaxLimits: sandboxes.MaxLimits, Template: sandboxes.DefaultTemplate,
 		MaxPerTenant: c.MaxPerTenant, MaxLogs: cmp.Or(int64(c.MaxTenantLog), math.MaxInt64), MaxFollowers: s.cfg.Sandbox.MaxEventStreams,
 	}, m, p.templates, store, s.tracedArtifacts(keeper), sessionData{data}, s.log)

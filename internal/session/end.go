@@ -255,7 +255,7 @@ func (m *Manager) erase(ctx context.Context, e *entry, s Session) error {
 // Open takes over what an earlier server left: runs that it did not see the end of are cut off, sandboxes that are no session's
 // are ended, sessions whose sandboxes are gone learn why. Then it sweeps.
 func (m *Manager) Open(ctx context.Context) error {
-	cut, err := m.store.CutRuns(ctx, now())
+	cut, err := m.store.CutRuns(ctx, m.cfg.Server, now())
 	if err != nil {
 		return fmt.Errorf("find runs that were cut off: %w", err)
 	}

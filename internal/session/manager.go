@@ -90,8 +90,9 @@ type Store interface {
 	// RunByKey finds one by its idempotency key, and RunOf by its id, or fault.NotFound.
 	RunByKey(ctx context.Context, session string, generation int, key string) (Run, error)
 	RunOf(ctx context.Context, tenant, id string) (Run, error)
-	// CutRuns marks every run without an end as cut off, and tells which they were.
-	CutRuns(ctx context.Context, at time.Time) ([]Run, error)
+	// CutRuns marks runs without an end as cut off, and tells which they were: the server's own and
+	// those of servers that are gone. An empty server is the only one, so it cuts all.
+	CutRuns(ctx context.Context, server string, at time.Time) ([]Run, error)
 
 	// PutCheckpoint adds one; RemoveCheckpoint of one that is not there is no error.
 	PutCheckpoint(ctx context.Context, c Checkpoint) error
@@ -102,6 +103,7 @@ type Store interface {
 
 // Config is what an operator decides about sessions.
 type Config struct {
+	Server      string        // this one's name among those of its database; empty: it is the only one
 	Dir         string        // where logs lie
 	Root        string        // of a session inside its sandbox; "/session"
 	IdleTimeout time.Duration // zero: none

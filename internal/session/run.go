@@ -179,7 +179,7 @@ func (m *Manager) begin(ctx context.Context, e *entry, spec RunSpec) (Session, R
 	}
 	s := *e.s
 	r := Run{
-		ID: newID("run_"), Session: s.ID, Tenant: s.Tenant, Sandbox: s.Sandbox, Cell: s.Runs + 1, Generation: s.Generation, ToolCall: spec.ToolCall, Started: now(),
+		ID: newID("run_"), Session: s.ID, Tenant: s.Tenant, Sandbox: s.Sandbox, Server: m.cfg.Server, Cell: s.Runs + 1, Generation: s.Generation, ToolCall: spec.ToolCall, Started: now(),
 	}
 	r.Code, _ = clip(spec.Code, maxLogCode)
 	if spec.IdempotencyKey != "" {

@@ -115,8 +115,9 @@ type Run struct {
 	Session    string    `json:"session"`
 	Tenant     string    `json:"tenant"`
 	Sandbox    string    `json:"sandbox"`
-	Cell       int       `json:"cell"`       // counts the session's runs
-	Generation int       `json:"generation"` // of the session, in which Key holds
+	Server     string    `json:"server,omitempty"` // whose Manager runs it; see Config.Server
+	Cell       int       `json:"cell"`             // counts the session's runs
+	Generation int       `json:"generation"`       // of the session, in which Key holds
 	ToolCall   string    `json:"tool_call,omitempty"`
 	Code       string    `json:"code"`              // as much of it as is kept
 	Key        string    `json:"key,omitempty"`     // the idempotency key

@@ -17,9 +17,12 @@ import (
 const (
 	putSessionQuery = `INSERT INTO sessions (id, tenant, key, state, sandbox, used, unsettled, body) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
 		ON CONFLICT (id) DO UPDATE SET state = ?4, sandbox = ?5, used = ?6, unsettled = ?7, body = ?8`
-	runColumns    = `id, session, tenant, sandbox, cell, generation, tool_call, code, key, digest, outcome, started, ended, answer`
-	beginRunQuery = `INSERT INTO session_runs (` + runColumns + `) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)`
+	runColumns    = `id, session, tenant, sandbox, cell, generation, tool_call, code, key, digest, outcome, started, ended, answer, server`
+	beginRunQuery = `INSERT INTO session_runs (` + runColumns + `) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)`
 	endRunQuery   = `UPDATE session_runs SET outcome = ?2, ended = ?3, answer = ?4 WHERE id = ?1`
+
+	cutRunsQuery = `UPDATE session_runs SET outcome = ?1, ended = ?2
+		WHERE outcome = '' AND (?3 = '' OR server = ?3 OR server NOT IN (SELECT id FROM servers)) RETURNING ` + runColumns
 
 	dropAnswersQuery = `UPDATE session_runs SET answer = NULL WHERE session = ?1 AND cell <= ?2 AND answer IS NOT NULL`
 	dropRunsQuery    = `DELETE FROM session_runs WHERE session = ?1 AND cell <= ?2 AND outcome <> ''`
@@ -210,7 +213,7 @@ func (s *Store) SessionCensus(ctx context.Context) (map[string]int, error) {
 func (s *Store) BeginRun(ctx context.Context, r session.Run) error {
 	err := s.inTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, beginRunQuery, r.ID, r.Session, r.Tenant, r.Sandbox, r.Cell, r.Generation, r.ToolCall, r.Code, r.Key, r.Digest,
-			r.Outcome, micros(r.Started), micros(r.Ended), r.Answer)
+			r.Outcome, micros(r.Started), micros(r.Ended), r.Answer, r.Server)
 		return err
 	})
 	if conflict(err) {
@@ -294,16 +297,17 @@ func (s *Store) oneRun(ctx context.Context, where string, args ...any) (r sessio
 
 func scanRun(row interface{ Scan(...any) error }) (r session.Run, err error) {
 	var begun, ended int64
-	err = row.Scan(&r.ID, &r.Session, &r.Tenant, &r.Sandbox, &r.Cell, &r.Generation, &r.ToolCall, &r.Code, &r.Key, &r.Digest, &r.Outcome, &begun, &ended, &r.Answer)
+	err = row.Scan(&r.ID, &r.Session, &r.Tenant, &r.Sandbox, &r.Cell, &r.Generation, &r.ToolCall, &r.Code, &r.Key, &r.Digest, &r.Outcome, &begun, &ended, &r.Answer, &r.Server)
 	r.Started, r.Ended = fromMicros(begun), fromMicros(ended)
 	return r, err
 }
 
-// CutRuns marks every run without an end as cut off, and tells which they were.
-func (s *Store) CutRuns(ctx context.Context, at time.Time) (cut []session.Run, err error) {
+// CutRuns marks runs without an end as cut off, and tells which they were: the server's own and those
+// of servers that are gone. An empty server is the only one, so it cuts all.
+func (s *Store) CutRuns(ctx context.Context, server string, at time.Time) (cut []session.Run, err error) {
 	err = s.inTxWithin(ctx, batchTime, func(ctx context.Context, tx *sql.Tx) error {
 		cut = nil // a transaction may be tried again
-		rows, err := tx.QueryContext(ctx, "UPDATE session_runs SET outcome = ?1, ended = ?2 WHERE outcome = '' RETURNING "+runColumns, session.OutcomeCut, micros(at))
+		rows, err := tx.QueryContext(ctx, cutRunsQuery, session.OutcomeCut, micros(at), server)
 		if err != nil {
 			return err
 		}

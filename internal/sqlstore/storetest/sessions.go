@@ -2,6 +2,7 @@ package storetest
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,7 +28,8 @@ func RunSessions(t *testing.T, open func(t *testing.T) session.Store) {
 		"a removed session takes its runs and checkpoints with it":       sessionRemoved,
 		"a run comes back as it was stored, and as it ended":             runRoundTrip,
 		"an idempotency key belongs to one run of a generation":          runKeys,
-		"a run without an end is cut, once":                              runsCut,
+		"a run without an end is cut, once":                              allRunsCut,
+		"a run of another living server is not cut":                      runsCut,
 		"old answers are dropped":                                        runAnswers,
 		"old runs have no code, and older ones no row":                   runsTrimmed,
 		"an answer that is long leaves no room for older ones":           runBytes,
@@ -270,13 +272,35 @@ func runKeys(t *testing.T, s session.Store) {
 }
 
 func runsCut(t *testing.T, s session.Store) {
+	servers := s.(Store)
+	for _, id := range []string{"first", "second"} {
+		if err := servers.JoinServers(t.Context(), sandbox.Server{ID: id, URL: "https://" + id}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mine, others, gone := fullRun("mine"), fullRun("others"), fullRun("gone")
+	mine.Server, others.Server, gone.Server = "second", "first", "third"
+	mine.Cell, gone.Cell = 1, 2
+	beginRun(t, s, mine, others, gone)
+	got, err := s.CutRuns(t.Context(), "second", epoch.Add(time.Hour))
+	slices.SortFunc(got, func(a, b session.Run) int { return a.Cell - b.Cell })
+	for _, r := range []*session.Run{&mine, &gone} {
+		r.Outcome, r.Ended = session.OutcomeCut, epoch.Add(time.Hour)
+	}
+	if diff := cmp.Diff([]session.Run{mine, gone}, got); diff != "" || err != nil {
+		t.Errorf("were cut, %v: %s", err, diff)
+	}
+	wantRun(t, s, others)
+}
+
+func allRunsCut(t *testing.T, s session.Store) {
 	ended := fullRun("r2")
 	ended.Outcome = "ok"
 	beginRun(t, s, fullRun("r1"), ended)
 	cut := fullRun("r1")
 	cut.Outcome, cut.Ended = session.OutcomeCut, epoch.Add(time.Hour)
 	for _, want := range [][]session.Run{{cut}, nil} {
-		got, err := s.CutRuns(t.Context(), epoch.Add(time.Hour))
+		got, err := s.CutRuns(t.Context(), "", epoch.Add(time.Hour))
 		if diff := cmp.Diff(want, got); diff != "" || err != nil {
 			t.Errorf("were cut, %v: %s", err, diff)
 		}
