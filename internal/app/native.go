@@ -25,6 +25,7 @@ func openNative(ctx context.Context, cfg config.Config, log *slog.Logger) (parts
 	if os.Geteuid() == 0 { // later, and for anybody else, the file is root's
 		err := native.AllowStorage(cfg.DataDir, native.Storage{
 			HostPaths: cfg.Storage.HostPaths, VolumeSize: int64(cfg.Storage.VolumeSize), MaxVolumeSize: int64(cfg.Storage.MaxVolumeSize),
+			Reserve: int64(cfg.Storage.Reserve),
 		})
 		if err != nil {
 			return parts{}, fmt.Errorf("storage: %w", err)

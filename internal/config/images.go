@@ -32,8 +32,9 @@ type Images struct {
 	MaxTenant    Size                `toml:"max_tenant_bytes"` // of all images and builds of a tenant; zero: as much as there is
 }
 
-// Storage says what sandboxes may see of this host's disks.
+// Storage says what sandboxes may see of this host's disks, and what of them stays free.
 type Storage struct {
+	Reserve       Size     `toml:"reserve"`         // that stays free on the file system of the data directory; zero: 5 %, but 1 to 4 GiB and at most 10 %
 	HostPaths     []string `toml:"host_paths"`      // that may be mounted, each with all below it: /data, or /scratch:rw to be written
 	VolumeSize    Size     `toml:"volume_size"`     // of a named volume that says none
 	MaxVolumeSize Size     `toml:"max_volume_size"` // the largest that a volume may say; zero: volume_size, or 10 GiB if that is more

@@ -32,6 +32,9 @@ const (
 	CauseNodeLost   Cause = "node_lost" // the machine that it ran on is gone
 	CauseDeleted    Cause = "deleted"   // somebody removed it behind the server's back
 
+	CauseHostDiskFull Cause = "host_disk_full" // the host's disk had no room left for what it wrote
+	CauseDiskFailed   Cause = "disk_failed"    // the host could not write its disk: its files may be damaged
+
 	causeMoved Cause = "moved" // it lives on at another server; no row ever says so
 )
 

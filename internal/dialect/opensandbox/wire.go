@@ -91,7 +91,8 @@ func wireStatus(sb sandbox.Sandbox) Condition {
 // or whose time was over, is gone.
 var lasting = []sandbox.Cause{
 	sandbox.CauseExited, sandbox.CauseFailed, sandbox.CauseOOM, sandbox.CauseAgentDied, sandbox.CauseMakerDied, sandbox.CauseHostReboot,
-	sandbox.CauseEvicted, sandbox.CauseNodeLost, sandbox.CauseDeleted,
+	sandbox.CauseEvicted, sandbox.CauseNodeLost, sandbox.CauseDeleted, sandbox.CauseHostDiskFull,
+	sandbox.CauseDiskFailed,
 }
 
 // pagination is which part of a listing an answer has.

@@ -510,12 +510,38 @@ func (g *Group) Usage() Usage {
 }
 
 // Usage reads the accounting of all groups together, those that have ended included.
-func (r *Root) Usage() Usage {
+func (r *Root) Usage() Usage { return r.all().Usage() }
+
+// all is the group above all groups.
+func (r *Root) all() *Group {
 	all := &Group{root: r, name: r.name}
 	for _, h := range r.dirs {
 		all.parts = append(all.parts, part{controllers: h.controllers, parent: h.top, name: r.name})
 	}
-	return all.Usage()
+	return all
+}
+
+// Unwritten is how many bytes of files all groups together have written to memory and the kernel has yet to write to disks.
+func (r *Root) Unwritten() int64 { return r.all().Unwritten() }
+
+// Unwritten is how many bytes of files the group has written to memory and the kernel has yet to write to disks.
+func (g *Group) Unwritten() int64 {
+	text, err := g.part("memory").read("memory.stat")
+	if err != nil {
+		return 0
+	}
+	want := []string{"file_dirty", "file_writeback"}
+	if g.root.version == V1 {
+		want = []string{"total_dirty", "total_writeback"}
+	}
+	var sum int64
+	for line := range strings.Lines(text) {
+		if k, v, ok := strings.Cut(strings.TrimSpace(line), " "); ok && slices.Contains(want, k) {
+			n, _ := strconv.ParseInt(v, 10, 64)
+			sum += n
+		}
+	}
+	return sum
 }
 
 // OOMKills counts the processes that were killed because the group was out of memory.

@@ -78,6 +78,19 @@ func (g *Group) Freeze() error {
 	}
 }
 
+// StartFreeze has the tasks of a group stop and does not wait until they have: a task in a system call stops when it
+// returns from it. On v1 a task that is being born may be missed; call it again.
+func (g *Group) StartFreeze() error {
+	if !g.root.Freezer() {
+		return ErrNoFreezer
+	}
+	file := "cgroup.freeze"
+	if g.root.version == V1 {
+		file = "freezer.state"
+	}
+	return g.part("freezer").write(file, freezeValue(g.root.version, true))
+}
+
 func (g *Group) unfreeze(err error) error {
 	return fmt.Errorf("freeze cgroup %s: %w", g.name, errors.Join(err, g.Thaw()))
 }

@@ -268,3 +268,6 @@ func OrderFork(ctx context.Context, conn *net.UnixConn, pidfd *os.File, files ..
 	}
 	return err
 }
+
+// DefaultReserve is what stays free of a file system where the operator says nothing.
+var DefaultReserve = defaultReserve

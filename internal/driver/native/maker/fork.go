@@ -72,6 +72,9 @@ func (m *Maker) Fork(ctx context.Context, r sandbox.ForkRequest, talk *net.UnixC
 	if parent.shell.disk == nil {
 		return nil, nil, nil, errNoDisk
 	}
+	if err := m.space.check(parent.shell.disk.copyBytes(len(r.Children))); err != nil {
+		return nil, nil, nil, err
+	}
 	f := &fork{m: m, parent: parent, request: r, talk: talk}
 	stop := context.AfterFunc(ctx, func() { talk.Close() })
 	defer stop()

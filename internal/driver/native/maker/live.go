@@ -35,6 +35,11 @@ func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token stri
 	if err != nil {
 		return nil, "", false, err
 	}
+	if r.Storage != sandbox.StorageTmpfs {
+		if err := m.space.check(0); err != nil {
+			return nil, "", false, err
+		}
+	}
 	defer p.serve()()
 	s, err := p.take(ctx, form{storage: r.Storage, disk: r.Limits.DiskBytes, mounts: asked})
 	if err != nil {
@@ -319,7 +324,7 @@ func describe(s unix.WaitStatus) string {
 // end begins a sandbox's end; the first cause wins.
 func (m *Maker) end(l *live, cause sandbox.Cause, message string) {
 	l.decide(cause, message, m.usage(l))
-	if l.isPaused() {
+	if l.isPaused() || l.isHeld() {
 		l.shell.end()
 	} else {
 		l.shell.kill()

@@ -50,6 +50,7 @@ type Maker struct {
 	net       *network.Network // nil: sandboxes have loopback only
 	disks     *disks
 	volumes   *volumes
+	space     *diskSpace
 	slots     *slots
 	oom       *oomLog
 	bootID    string
@@ -100,6 +101,7 @@ type live struct {
 
 	mu        sync.Mutex
 	paused    bool
+	held      bool              // stopped by spaceWatch
 	forked    bool              // a kernel was forked into it
 	kernels   map[string]origin // of each kernel
 	deadline  time.Time
@@ -171,6 +173,10 @@ func Open(cfg Config) (*Maker, error) {
 	if m.volumes, err = openVolumes(filepath.Join(cfg.DataDir, "maker", "volumes"), m.disks.mark); err != nil {
 		return nil, err
 	}
+	if m.space, err = openSpace(disksDir); err != nil {
+		return nil, err
+	}
+	undo.add(func() { m.space.dir.Close() })
 	nameserver := ""
 	if m.net != nil {
 		nameserver = m.net.Gateway().String()
@@ -180,6 +186,7 @@ func Open(cfg Config) (*Maker, error) {
 		return nil, err
 	}
 	m.wg.Go(m.keepHouse)
+	m.wg.Go(m.watchSpace)
 	undo.release()
 	return m, nil
 }
@@ -379,6 +386,7 @@ func (m *Maker) Close() error {
 		m.unmapped.Close()
 	}
 	m.disks.close()
+	m.space.dir.Close()
 	m.groups.Close()
 	return errors.Join(errs...)
 }

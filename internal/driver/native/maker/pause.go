@@ -43,6 +43,9 @@ func (m *Maker) Resume(id string) error {
 	}
 	l.turn.Lock()
 	defer l.turn.Unlock()
+	if l.isHeld() {
+		return errHeld(l)
+	}
 	if paused, err := l.setPaused(false); err != nil || !paused {
 		return err
 	}
@@ -89,6 +92,10 @@ func (l *live) awake() (done func(), err error) {
 	if l.isPaused() {
 		l.turn.RUnlock()
 		return nil, fault.New(fault.Conflict, "sandbox %s is paused; resume it first", l.id)
+	}
+	if l.isHeld() {
+		l.turn.RUnlock()
+		return nil, errHeld(l)
 	}
 	return l.turn.RUnlock, nil
 }

@@ -337,7 +337,7 @@ func (m *Maker) logFailure(r wire.Request, err error) {
 		return
 	}
 	switch fault.KindOf(err) {
-	case fault.Internal, fault.Unavailable, fault.Exhausted, fault.Timeout:
+	case fault.Internal, fault.Unavailable, fault.Exhausted, fault.DiskFull, fault.Timeout:
 	default:
 		return
 	}

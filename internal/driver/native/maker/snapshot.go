@@ -34,6 +34,9 @@ func (m *Maker) Snapshot(ctx context.Context, r sandbox.SnapshotRequest) (*templ
 	if err := m.templates.NameIsFree(r.Tenant, r.Name); err != nil { // before anything is copied
 		return nil, err
 	}
+	if err := m.space.checkDir(m.templates.LayersDir(), l.shell.disk.copyBytes(1)); err != nil {
+		return nil, err
+	}
 	frozen, err := m.freezeLive(l)
 	if err != nil {
 		return nil, err

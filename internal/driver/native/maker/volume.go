@@ -201,6 +201,9 @@ func (m *Maker) makeVolume(ctx context.Context, u *volume, size int64) error {
 	if size == 0 {
 		size = s.usual()
 	}
+	if err := m.space.check(0); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, makeTime, fault.New(fault.Timeout, "the volume %s could not be made within %v", name, makeTime))
 	defer cancel()
 	select {

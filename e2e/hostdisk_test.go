@@ -1,0 +1,179 @@
+package e2e_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/covehq/cove/client"
+)
+
+// readBack reads a file past every cache of the sandbox and gives its digest.
+const readBack = "dd if=%s iflag=direct bs=1M status=none | sha256sum | cut -d' ' -f1"
+
+// keeper is a sandbox of a tenant that fills no disk. All it has written must be whole at every
+// moment.
+type keeper struct {
+	*sandbox
+	kind string
+	sum  string
+}
+
+func newKeeper(kind string, s *sandbox) *keeper {
+	k := &keeper{sandbox: s, kind: kind}
+	k.sum = s.sh("head -c 12000000 /dev/urandom > kept; sync -f kept; " + fmt.Sprintf(readBack, "kept"))
+	return k
+}
+
+// check reads what was written before, writes more and reads that. It reports what is wrong.
+func (k *keeper) check(round int) error {
+	line := fmt.Sprintf("set -e; "+readBack+"; head -c 200000 /dev/urandom > new; sha256sum < new | cut -d' ' -f1; sync new; "+readBack, "kept", "new")
+	ctx, cancel := context.WithTimeout(k.t.Context(), 2*patience)
+	defer cancel()
+	out, err := k.Exec(ctx, client.ExecRequest{Argv: []string{"bash", "-c", line}, TimeoutSeconds: 100})
+	if err != nil {
+		return fmt.Errorf("%s, round %d: %w", k.kind, round, err)
+	}
+	got := strings.Fields(out.Stdout)
+	if len(got) != 3 || got[0] != k.sum || got[1] != got[2] {
+		return fmt.Errorf("%s, round %d: read %v, not %s and twice the same: exit %d %s", k.kind, round, got, k.sum, out.ExitCode, out.Stderr)
+	}
+	return nil
+}
+
+// TestHostDisk fills the disk of the server with the sandboxes of one tenant: no sandbox of the
+// other loses a byte.
+func TestHostDisk(t *testing.T) {
+	s := smallServer(t, 4<<30)
+	other, err := client.New(s.url, foreignKey(t, s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	volatile := s.create(t, client.CreateRequest{})
+	keepers := []*keeper{
+		newKeeper("volatile", volatile),
+		newKeeper("durable", s.create(t, client.CreateRequest{Storage: "durable"})),
+	}
+	forked, err := volatile.Fork(t.Context(), client.ForkRequest{Count: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	keepers = append(keepers, &keeper{&sandbox{t, forked.Sandboxes[0]}, "branch", keepers[0].sum})
+	if _, err := volatile.Snapshot(t.Context(), client.SnapshotRequest{Name: "kept"}); err != nil {
+		t.Fatal(err)
+	}
+	defer s.RemoveTemplate(context.WithoutCancel(t.Context()), "kept")
+	keepers = append(keepers, &keeper{s.create(t, client.CreateRequest{Template: "kept"}), "of a snapshot", keepers[0].sum})
+
+	t.Run("nothing starts below the reserve", func(t *testing.T) { refusedBelowReserve(t, s, volatile) })
+	for _, c := range []struct{ claim, storage, line string }{
+		{"one large write", "volatile", `python3 -c "import os; f=os.open('fill', os.O_WRONLY|os.O_CREAT); b=bytes(300<<20)
+while True: os.write(f, b)"`},
+		{"zeros", "volatile", "dd if=/dev/zero of=fill bs=1M"},
+		{"holes first", "durable", "fallocate -l 1900M fill; dd if=/dev/zero of=fill bs=1M conv=notrunc"},
+	} {
+		t.Run(c.storage+", "+c.claim, func(t *testing.T) {
+			if testing.Short() && c.storage == "durable" {
+				t.Skip("the cases before it fill the disk too, in the ways that are hardest to stop")
+			}
+			fillAll(t, s, other, keepers, c.storage, c.line)
+		})
+	}
+}
+
+// refusedBelowReserve leaves less than the reserve, a tenth of this file system, and more than what
+// stops a sandbox.
+func refusedBelowReserve(t *testing.T, s *server, running *sandbox) {
+	free := s.fill(t, 300<<20)
+	defer free()
+	for what, ask := range map[string]func() error{
+		"a create": func() error { _, err := s.Create(t.Context(), client.CreateRequest{}); return err },
+		"a fork":   func() error { _, err := running.Fork(t.Context(), client.ForkRequest{Count: 1}); return err },
+		"a volume": func() error { _, err := s.CreateVolume(t.Context(), client.VolumeRequest{Name: "none"}); return err },
+	} {
+		err := ask()
+		if client.KindOf(err) != client.DiskFull {
+			t.Errorf("%s: got %v of kind %q", what, err, client.KindOf(err))
+		}
+	}
+	running.sh("head -c 3000000 /dev/urandom > more; sync -f more")
+	s.create(t, client.CreateRequest{Storage: "tmpfs"}).kill() // it takes no space
+	free()
+	s.create(t, client.CreateRequest{}).kill()
+}
+
+// fillAll has three sandboxes write as much as they can.
+func fillAll(t *testing.T, s *server, other *client.Client, keepers []*keeper, storage, line string) {
+	var fillers []*client.Sandbox
+	for range 3 {
+		var sb *client.Sandbox
+		eventually(t, "there is space for a sandbox", patience, func() (ok bool) {
+			var err error
+			if sb, err = other.Create(t.Context(), client.CreateRequest{Storage: storage}); err != nil && client.KindOf(err) != client.DiskFull {
+				t.Fatal(err)
+			}
+			return err == nil
+		})
+		fillers = append(fillers, sb)
+		defer sb.Kill(context.WithoutCancel(t.Context()))
+	}
+	var work sync.WaitGroup
+	for _, sb := range fillers {
+		work.Go(func() {
+			_, _ = other.Sandbox(sb.ID).Exec(t.Context(), client.ExecRequest{Argv: []string{"bash", "-c", line}, TimeoutSeconds: 90})
+		})
+	}
+	filled := make(chan struct{})
+	go func() { work.Wait(); close(filled) }()
+	least := int64(1) << 62
+	for round, done := 0, false; !done; round++ {
+		select {
+		case <-filled:
+			done = true // and one round more
+		default:
+		}
+		for _, k := range keepers {
+			if err := k.check(round); err != nil {
+				t.Fatal(err)
+			}
+			var st unix.Statfs_t
+			if err := unix.Statfs(s.dir, &st); err != nil {
+				t.Fatal(err)
+			}
+			least = min(least, int64(st.Bavail)*st.Bsize)
+		}
+	}
+	full := 0
+	for _, sb := range fillers {
+		info, err := other.Get(t.Context(), sb.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s: %s %s %s", sb.ID, info.State, info.Cause, info.Message)
+		switch {
+		case info.Cause == "host_disk_full":
+			full++
+		case info.State != "running":
+			t.Errorf("a sandbox that wrote is %s, %s: %s", info.State, info.Cause, info.Message)
+		}
+	}
+	t.Logf("at least %d MB were free", least>>20)
+	if full == 0 {
+		t.Error("no sandbox was ended to make room")
+	}
+	for _, sb := range fillers {
+		_ = other.Sandbox(sb.ID).Kill(t.Context())
+	}
+	eventually(t, "there is space again", patience, func() bool {
+		sb, err := other.Create(t.Context(), client.CreateRequest{})
+		if err == nil {
+			_ = sb.Kill(t.Context())
+		}
+		return err == nil
+	})
+}

@@ -1,0 +1,337 @@
+package maker
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/sandbox"
+)
+
+// spaceWatch stops and ends sandboxes so that the host's disk never becomes full: a write of a loop
+// device that fails damages the disk of any sandbox, and its processes do not hear of it.
+//
+// What counts as free is what the host's file system says less what sandboxes have written to
+// memory only: that goes to the images also when they are stopped.
+type spaceWatch struct {
+	m *Maker
+
+	calm   map[*live]int64 // bytes of each sandbox when there was room last
+	before map[*live]int64 // and at the beginning of this window
+	window time.Time
+	read   time.Time // when the operator's rules were read
+	unread error     // why they could not be read last
+	held   []*live   // stopped, in order
+	since  time.Time
+	ended  time.Time        // when one was ended last
+	coming map[*shell]int64 // space that will be free when sandboxes that were ended are gone
+}
+
+const (
+	growthWindow = 250 * time.Millisecond
+	growthNoise  = 1 << 20          // a sandbox that grows less in a window is not stopped
+	leastGrowth  = 64 << 10         // and while there is hardly any space, one that grows less than this
+	holdTime     = 10 * time.Second // how long sandboxes wait for space before one of them is ended
+	endTime      = 2 * time.Second  // how long the space of one that was ended may take to come back
+	slowestLook  = time.Second
+	fastestLook  = 5 * time.Millisecond
+)
+
+// writeSpeed bounds how many bytes a second the sandboxes of a host can write, to memory at first.
+func writeSpeed() int64 { return int64(min(runtime.NumCPU(), 8)) * 3 << 29 }
+
+// watchSpace looks at the host's disk until the maker closes.
+func (m *Maker) watchSpace() {
+	w := &spaceWatch{m: m, calm: map[*live]int64{}, before: map[*live]int64{}, coming: map[*shell]int64{}}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-timer.C:
+		case <-m.closed:
+			return
+		}
+		wait := slowestLook
+		if err := w.look(time.Now(), &wait); err != nil {
+			m.log.Error("look at the disk's free space", "error", err)
+		}
+		timer.Reset(wait)
+	}
+}
+
+// look does what is to be done now, and says when to look again.
+func (w *spaceWatch) look(now time.Time, wait *time.Duration) error {
+	if now.Sub(w.read) >= slowestLook {
+		w.read = now
+		w.readReserve()
+	}
+	s, err := w.m.space.now()
+	if err != nil {
+		return err
+	}
+	marks := w.m.space.marks(s)
+	room := s.free - w.m.groups.Unwritten()
+	w.measure(now, room >= marks.refuse)
+	switch {
+	case room >= marks.resume:
+		w.release()
+	case room < marks.end:
+		w.stop(now, leastGrowth)
+		w.endLargest(now, room+w.stillComing() < marks.end || s.free < marks.end/4)
+	case room < marks.stop:
+		w.stop(now, growthNoise)
+	}
+	if len(w.held) > 0 {
+		w.stopAgain()
+		if now.Sub(w.since) > holdTime {
+			w.endLargest(now, false)
+		}
+	}
+	*wait = w.next(room, marks)
+	return nil
+}
+
+// next is when the free space may have come to the next mark at the earliest.
+func (w *spaceWatch) next(room int64, marks spaceMarks) time.Duration {
+	for _, mark := range []int64{marks.stop, marks.end, marks.end / 4} {
+		if room > mark {
+			far := time.Duration(float64(room-mark) / float64(writeSpeed()) * float64(time.Second))
+			return min(max(far, fastestLook), slowestLook)
+		}
+	}
+	return fastestLook
+}
+
+// measure notes how much each sandbox has on the host's disk.
+func (w *spaceWatch) measure(now time.Time, calm bool) {
+	if !calm && now.Sub(w.window) < growthWindow {
+		return
+	}
+	w.window = now
+	bytes, tenants, promise := w.m.diskUse()
+	w.before = bytes
+	if calm {
+		w.calm = bytes
+	}
+	s := w.m.space
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tenants, s.promise = tenants, promise
+}
+
+// growing are sandboxes that have grown by some bytes in this window, the one that has grown most
+// since there was room first.
+func (w *spaceWatch) growing(least int64) []*live {
+	bytes, _, _ := w.m.diskUse()
+	var all []*live
+	for l, n := range bytes {
+		if before, known := w.before[l]; known && n-before >= least || !known && n >= growthNoise {
+			all = append(all, l)
+		}
+	}
+	slices.SortFunc(all, func(a, b *live) int { return cmp.Compare(bytes[b]-w.calm[b], bytes[a]-w.calm[a]) })
+	return all
+}
+
+// stop has sandboxes that grow stand still. Where the host cannot do that they are ended.
+func (w *spaceWatch) stop(now time.Time, least int64) {
+	for _, l := range w.growing(least) {
+		if slices.Contains(w.held, l) {
+			continue
+		}
+		if len(w.held) == 0 {
+			w.since = now
+		}
+		w.held = append(w.held, l)
+		l.setHeld(true)
+		if err := l.shell.group.StartFreeze(); err != nil {
+			w.m.log.Error("stop a sandbox that fills the disk", "sandbox", l.id, "error", err)
+			w.end(l)
+			continue
+		}
+		w.m.log.Warn("the disk is nearly full: a sandbox that writes is stopped", "sandbox", l.id, "tenant", l.tenant)
+	}
+}
+
+// stopAgain stops what was born meanwhile, and forgets what has ended.
+func (w *spaceWatch) stopAgain() {
+	w.held = slices.DeleteFunc(w.held, func(l *live) bool {
+		select {
+		case <-l.over:
+			return true
+		default:
+		}
+		if !l.isEnding() {
+			_ = l.shell.group.StartFreeze() // it was possible before
+		}
+		return false
+	})
+}
+
+// release lets sandboxes go on that were stopped for want of space. One that is being paused or
+// copied goes on at a later look.
+func (w *spaceWatch) release() {
+	w.held = slices.DeleteFunc(w.held, func(l *live) bool {
+		if l.isEnding() {
+			return true
+		}
+		if !l.turn.TryLock() {
+			return false
+		}
+		defer l.turn.Unlock()
+		l.setHeld(false)
+		if l.isPaused() {
+			return true
+		}
+		if err := l.shell.group.Thaw(); err != nil {
+			w.m.log.Error("let a sandbox go on", "sandbox", l.id, "error", err)
+			return false
+		}
+		w.m.log.Info("the disk has space again: a sandbox goes on", "sandbox", l.id, "tenant", l.tenant)
+		return true
+	})
+}
+
+// endLargest ends the sandbox that has written most since there was room, and then waits for its
+// space, unless it is urgent.
+func (w *spaceWatch) endLargest(now time.Time, urgent bool) {
+	if now.Sub(w.ended) < endTime && !urgent {
+		return
+	}
+	bytes, _, _ := w.m.diskUse()
+	candidates := slices.DeleteFunc(append(slices.Clone(w.held), w.growing(leastGrowth)...), (*live).isEnding)
+	if len(candidates) == 0 {
+		return
+	}
+	largest := slices.MaxFunc(candidates, func(a, b *live) int { return cmp.Compare(bytes[a]-w.calm[a], bytes[b]-w.calm[b]) })
+	w.ended = now
+	if k := largest.shell.disk; k != nil {
+		w.coming[largest.shell] = allocated(k.image) + largest.shell.group.Unwritten()
+	}
+	w.m.log.Warn("the disk is nearly full: a sandbox is ended", "sandbox", largest.id, "tenant", largest.tenant, "written", bytes[largest]-w.calm[largest])
+	w.end(largest)
+}
+
+// stillComing is the space of sandboxes that were ended and are not gone yet.
+func (w *spaceWatch) stillComing() (bytes int64) {
+	w.m.mu.Lock()
+	defer w.m.mu.Unlock()
+	going := maps.Clone(w.m.dying)
+	for _, l := range w.m.sandboxes {
+		going[l.shell] = struct{}{}
+	}
+	for s, n := range w.coming {
+		if _, ok := going[s]; ok {
+			bytes += n
+		} else {
+			delete(w.coming, s)
+		}
+	}
+	return bytes
+}
+
+// end ends a sandbox. Nothing more of it reaches the host's disk, and its space is free when its
+// last process is gone.
+func (w *spaceWatch) end(l *live) {
+	m := w.m
+	l.decide(sandbox.CauseHostDiskFull, "the server's disk was full, and this sandbox had written the most", m.usage(l))
+	if l.shell.disk != nil {
+		l.shell.disk.cutOff()
+	}
+	l.shell.end()
+	l.insist()
+}
+
+// diskUse is how many bytes of the host's disk each sandbox has taken or will take, how many each
+// tenant has, and how many are promised to all of them beyond that.
+func (m *Maker) diskUse() (bytes map[*live]int64, tenants map[string]int64, promise int64) {
+	type use struct {
+		l       *live
+		volumes []*volume
+	}
+	m.mu.Lock()
+	uses := make([]use, 0, len(m.sandboxes))
+	for _, l := range m.sandboxes {
+		uses = append(uses, use{l, slices.Clone(l.shell.volumes)})
+	}
+	m.mu.Unlock()
+	bytes, tenants = make(map[*live]int64, len(uses)), map[string]int64{}
+	for _, u := range uses {
+		var n int64
+		if k := u.l.shell.disk; k != nil {
+			has := allocated(k.image)
+			n = has + k.bytes() // what it deleted keeps its place in the image, and what it writes gets another or has none yet
+			promise += max(k.size-has, 0)
+			tenants[u.l.tenant] += has
+		}
+		for _, v := range u.volumes {
+			n += allocatedAt(v.path)
+		}
+		bytes[u.l] = n
+	}
+	return bytes, tenants, promise
+}
+
+func allocatedAt(path string) int64 {
+	var st unix.Stat_t
+	if unix.Lstat(path, &st) != nil {
+		return 0
+	}
+	return st.Blocks * 512
+}
+
+// setHeld notes that a sandbox is stopped for want of space.
+func (l *live) setHeld(held bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.held = held
+}
+
+func (l *live) isHeld() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.held
+}
+
+func (l *live) isEnding() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.cause != ""
+}
+
+func errHeld(l *live) error {
+	return fault.New(fault.DiskFull, "the server's disk is full: sandbox %s, which was writing to it, waits until there is more space", l.id)
+}
+
+// readReserve reads what the operator says now: a server that starts later may say something else.
+// What was read before holds where that fails.
+func (w *spaceWatch) readReserve() {
+	rules, err := readStorage(w.m.cfg.DataDir)
+	if err != nil {
+		if w.unread == nil {
+			w.m.log.Error("read storage.reserve", "error", err)
+		}
+		w.unread = err
+		return
+	}
+	w.unread = nil
+	w.m.space.mu.Lock()
+	defer w.m.space.mu.Unlock()
+	w.m.space.reserve = rules.Reserve
+}
+
+// openSpace opens the account of the file system of a directory.
+func openSpace(dir string) (*diskSpace, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open account of disk space: %w", err)
+	}
+	return &diskSpace{dir: f, tenants: map[string]int64{}}, nil
+}
