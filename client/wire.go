@@ -28,11 +28,11 @@ type CreateRequest struct {
 	// Network says what may leave; absent is the server's default.
 	Network *Network `json:"network,omitempty"`
 	// Storage is volatile (default), durable or tmpfs.
-	Storage string `json:"storage,omitempty" enum:"volatile,durable,tmpfs"`
+	Storage string `json:"storage,omitempty" enum:",volatile,durable,tmpfs"`
 	// AutoResume lets any use of the sandbox resume it when it is paused; otherwise such a use is refused.
 	AutoResume bool `json:"auto_resume,omitempty"`
 	// IdleAction is what happens when the idle timeout has passed: kill (default) or pause.
-	IdleAction string `json:"idle_action,omitempty" enum:"kill,pause"`
+	IdleAction string `json:"idle_action,omitempty" enum:",kill,pause"`
 	// Mounts are volumes and host paths that are seen in the sandbox.
 	Mounts []Mount `json:"mounts,omitempty"`
 }
@@ -114,7 +114,7 @@ type ForkRequest struct {
 	// Kernel whose memory is copied; empty is the one the sandbox was born with.
 	Kernel string `json:"kernel,omitempty"`
 	// Busy says what to do while the kernel runs a cell: wait (default) or refuse.
-	Busy string `json:"busy,omitempty" enum:"wait,refuse"`
+	Busy string `json:"busy,omitempty" enum:",wait,refuse"`
 	// WaitSeconds is how long the fork may take with busy wait, at most 3600; zero is 30.
 	WaitSeconds float64 `json:"wait_seconds,omitempty"`
 	// TimeoutSeconds is how long the copies live; zero is the server's default, negative is for ever where allowed.
@@ -196,7 +196,7 @@ type RunRequest struct {
 	// TimeoutSeconds interrupts the cell; zero is none.
 	TimeoutSeconds float64 `json:"timeout_seconds,omitempty"`
 	// OnDisconnect is kill (default) or survive.
-	OnDisconnect string `json:"on_disconnect,omitempty" enum:"kill,survive"`
+	OnDisconnect string `json:"on_disconnect,omitempty" enum:",kill,survive"`
 	// Silent leaves no history and no count.
 	Silent bool `json:"silent,omitempty"`
 }
@@ -219,7 +219,7 @@ type ExecRequest struct {
 	// TimeoutSeconds kills the command and all it started; zero is none.
 	TimeoutSeconds float64 `json:"timeout_seconds,omitempty"`
 	// OnDisconnect is kill (default) or survive.
-	OnDisconnect string `json:"on_disconnect,omitempty" enum:"kill,survive"`
+	OnDisconnect string `json:"on_disconnect,omitempty" enum:",kill,survive"`
 	// Tag is a name of yours for the process.
 	Tag    string     `json:"tag,omitempty"`
 	Limits *RunLimits `json:"limits,omitempty"`

@@ -103,7 +103,7 @@ type RegistryList struct {
 // Mount is a place outside of a sandbox that is seen inside it.
 type Mount struct {
 	// Kind is volume (default) or host.
-	Kind string `json:"kind,omitempty" enum:"volume,host"`
+	Kind string `json:"kind,omitempty" enum:",volume,host"`
 	// Source is the name of a volume, or a path of the server's host that its operator allows.
 	Source string `json:"source"`
 	// SubPath below the source.

@@ -13,7 +13,7 @@ type SessionRequest struct {
 	Image    string `json:"image,omitempty"`
 	// Storage of /session: tmpfs (default) is memory and ends with the sandbox, disk ends with it too but can be forked,
 	// bind outlives it.
-	Storage string `json:"storage,omitempty" enum:"tmpfs,disk,bind"`
+	Storage string `json:"storage,omitempty" enum:",tmpfs,disk,bind"`
 	// SizeBytes is how much /session holds; zero is the server's default.
 	SizeBytes int64 `json:"size_bytes,omitempty"`
 	// IdleTimeoutSeconds is after how long without use the sandbox is ended; zero is the server's default, negative never.
@@ -37,7 +37,7 @@ type SessionRequest struct {
 type SessionDatasets struct {
 	// Access is none (default), local_ro (a directory of the server's host, read-only at /data) or api (staged by the client,
 	// at /session/data).
-	Access string `json:"access" enum:"none,local_ro,api"`
+	Access string `json:"access" enum:",none,local_ro,api"`
 	// Path is the host's directory for local_ro; the operator allows which.
 	Path string `json:"path,omitempty"`
 }
@@ -96,7 +96,7 @@ type SessionRunRequest struct {
 	// ToolCall is the caller's own name for this run; it is kept with the run and its artifacts.
 	ToolCall string `json:"tool_call,omitempty"`
 	// OnDisconnect is kill (default) or survive.
-	OnDisconnect string `json:"on_disconnect,omitempty" enum:"kill,survive"`
+	OnDisconnect string `json:"on_disconnect,omitempty" enum:",kill,survive"`
 }
 
 // EventArtifact tells a file that a run left in /session/artifacts and that is kept now. It comes before the end.

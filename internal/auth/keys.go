@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/covehq/cove/internal/fault"
 )
@@ -209,8 +210,8 @@ func (k *Keys) insert(ctx context.Context, key Secret, tenant, name string, admi
 	if !tenantName.MatchString(tenant) {
 		return KeyRecord{}, fault.New(fault.Invalid, "tenant %.70q: use up to 63 of a-z, 0-9 and -, not at either end", tenant)
 	}
-	if len(name) > maxName {
-		return KeyRecord{}, fault.New(fault.Invalid, "the name of a key has at most %d bytes", maxName)
+	if utf8.RuneCountInString(name) > maxName {
+		return KeyRecord{}, fault.New(fault.Invalid, "the name of a key has at most %d characters", maxName)
 	}
 	var id [8]byte
 	if _, err := rand.Read(id[:]); err != nil {

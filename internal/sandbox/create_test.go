@@ -176,7 +176,7 @@ func TestCreateRefuses(t *testing.T) {
 		"too much metadata":          {sandbox.Spec{Metadata: many(65, "")}, fault.Invalid, "65 keys"},
 		"an empty metadata key":      {sandbox.Spec{Metadata: map[string]string{"": "x"}}, fault.Invalid, "empty key"},
 		"a long metadata key":        {sandbox.Spec{Metadata: map[string]string{strings.Repeat("k", 129): ""}}, fault.Invalid, "too long"},
-		"a long metadata value":      {sandbox.Spec{Metadata: map[string]string{"k": strings.Repeat("v", 1025)}}, fault.Invalid, "1025 bytes"},
+		"a long metadata value":      {sandbox.Spec{Metadata: map[string]string{"k": strings.Repeat("v", 1025)}}, fault.Invalid, "1025 characters"},
 		"metadata that is not UTF-8": {sandbox.Spec{Metadata: map[string]string{"k": "\xff"}}, fault.Invalid, "UTF-8"},
 		"too many variables":         {sandbox.Spec{Env: many(257, "")}, fault.Invalid, "257 variables"},
 		"too long an environment":    {sandbox.Spec{Env: many(40, strings.Repeat("v", 1000))}, fault.Invalid, "bytes"},

@@ -107,8 +107,8 @@ func (s Spec) digest() string {
 }
 
 func checkName(what, s string, limit int) error {
-	if len(s) > limit {
-		return fault.New(fault.Invalid, "the %s is %d bytes long; at most %d are allowed", what, len(s), limit)
+	if n := utf8.RuneCountInString(s); n > limit {
+		return fault.New(fault.Invalid, "the %s has %d characters; at most %d are allowed", what, n, limit)
 	}
 	if !utf8.ValidString(s) || strings.ContainsFunc(s, unicode.IsControl) {
 		return fault.New(fault.Invalid, "the %s is not printable text", what)
@@ -126,8 +126,8 @@ func checkMetadata(metadata map[string]string) error {
 			return fault.New(fault.Invalid, "metadata has an empty key")
 		case utf8.RuneCountInString(k) > maxMetadataKey:
 			return fault.New(fault.Invalid, "metadata key %.20q… is too long; at most %d characters are allowed", k, maxMetadataKey)
-		case len(v) > maxMetadataValue:
-			return fault.New(fault.Invalid, "the value of metadata key %q has %d bytes; at most %d are allowed", k, len(v), maxMetadataValue)
+		case utf8.RuneCountInString(v) > maxMetadataValue:
+			return fault.New(fault.Invalid, "the value of metadata key %q has %d characters; at most %d are allowed", k, utf8.RuneCountInString(v), maxMetadataValue)
 		case !utf8.ValidString(k), !utf8.ValidString(v):
 			return fault.New(fault.Invalid, "metadata key %q or its value is not UTF-8", k)
 		}

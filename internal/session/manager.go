@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/artifact"
@@ -490,8 +491,8 @@ func (m *Manager) KeepFile(ctx context.Context, p auth.Principal, key, path, too
 	if m.artifacts == nil {
 		return artifact.Artifact{}, errNoArtifacts
 	}
-	if len(toolCall) > maxToolCall || len(path) > maxPath {
-		return artifact.Artifact{}, fault.New(fault.Invalid, "a path has at most %d bytes, and the name of a tool call %d", maxPath, maxToolCall)
+	if utf8.RuneCountInString(toolCall) > maxToolCall || len(path) > maxPath {
+		return artifact.Artifact{}, fault.New(fault.Invalid, "a path has at most %d bytes, and the name of a tool call %d characters", maxPath, maxToolCall)
 	}
 	e, leave, err := m.enter(p.Tenant, key)
 	if err != nil {

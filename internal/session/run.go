@@ -10,6 +10,7 @@ import (
 	"iter"
 	"path"
 	"time"
+	"unicode/utf8"
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/artifact"
@@ -59,8 +60,8 @@ func (s RunSpec) check() error {
 		return fault.New(fault.Invalid, "the code has %d bytes; at most %d are allowed", len(s.Code), sandbox.MaxCode)
 	case s.TimeoutMS < 0:
 		return fault.New(fault.Invalid, "a timeout cannot be negative")
-	case len(s.ToolCall) > maxToolCall:
-		return fault.New(fault.Invalid, "the name of the tool call has %d bytes; at most %d are allowed", len(s.ToolCall), maxToolCall)
+	case utf8.RuneCountInString(s.ToolCall) > maxToolCall:
+		return fault.New(fault.Invalid, "the name of the tool call has %d characters; at most %d are allowed", utf8.RuneCountInString(s.ToolCall), maxToolCall)
 	case len(s.IdempotencyKey) > maxIdempotency:
 		return fault.New(fault.Invalid, "the idempotency key has %d bytes; at most %d are allowed", len(s.IdempotencyKey), maxIdempotency)
 	}

@@ -132,7 +132,7 @@ func (a *API) madeBy(c *call, art *artifact.Artifact, out *client.ArtifactLineag
 
 func (a *API) linkArtifact(c *call) error {
 	var req client.LinkRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 	ttl, err := duration("ttl_seconds", req.TTLSeconds)

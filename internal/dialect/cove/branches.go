@@ -10,7 +10,7 @@ import (
 
 func (a *API) fork(c *call) error {
 	req := client.ForkRequest{Count: 1} // what is absent stays
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 	spec, err := forkOf(req)
@@ -55,7 +55,7 @@ func forkOf(req client.ForkRequest) (sandbox.ForkSpec, error) {
 
 func (a *API) pause(c *call) error {
 	var req client.PauseRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 	lifetime, err := lifetime("timeout_seconds", req.TimeoutSeconds)
@@ -73,7 +73,7 @@ func (a *API) pause(c *call) error {
 
 func (a *API) resume(c *call) error {
 	var req client.ResumeRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 	lifetime, err := lifetime("timeout_seconds", req.TimeoutSeconds)

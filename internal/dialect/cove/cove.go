@@ -7,6 +7,7 @@ import (
 	_ "embed" // the OpenAPI file
 	"encoding/json"
 	"errors"
+	"fmt"
 	"iter"
 	"log/slog"
 	"net/http"
@@ -88,8 +89,13 @@ type API struct {
 // New makes the API in front of the domain.
 func New(s Sandboxes, k Keys, t Templates, log *slog.Logger) *API {
 	a := &API{sandboxes: s, keys: k, templates: t, log: log, failed: func(context.Context, error) {}, mux: http.NewServeMux()}
+	methods := map[string][]string{}
 	for _, r := range routes {
 		a.mux.HandleFunc(r.method+" "+Prefix+r.path, a.serve(r))
+		methods[r.path] = append(methods[r.path], r.method)
+	}
+	for path, allowed := range methods {
+		a.mux.HandleFunc(Prefix+path, a.noMethod(strings.Join(allowed, ", ")))
 	}
 	a.mux.HandleFunc("/", a.noRoute)
 	return a
@@ -106,6 +112,8 @@ type call struct {
 	r     *http.Request
 	who   auth.Principal
 	known []param // query parameters
+
+	needsBody bool
 }
 
 func (c *call) ctx() context.Context { return c.r.Context() }
@@ -113,7 +121,7 @@ func (c *call) id() string           { return c.r.PathValue("id") }
 
 func (a *API) serve(route route) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		c := &call{w: w, r: r, known: route.query}
+		c := &call{w: w, r: r, known: route.query, needsBody: route.required}
 		await(w, r)
 		if !route.public {
 			var err error
@@ -126,10 +134,23 @@ func (a *API) serve(route route) http.HandlerFunc {
 			a.refuse(c, fault.New(fault.Denied, "this needs an admin key; the server's own is in server/api_key of its data directory"))
 			return
 		}
+		if err := a.owns(route, c); err != nil {
+			a.refuse(c, err)
+			return
+		}
 		if err := route.handle(a, c); err != nil {
 			a.refuse(c, err)
 		}
 	}
+}
+
+// owns refuses a request about a sandbox of another tenant before anything in the request is looked at.
+func (a *API) owns(route route, c *call) error {
+	if !strings.HasPrefix(route.path, "/sandboxes/{id}") {
+		return nil
+	}
+	_, err := a.sandboxes.Get(c.ctx(), c.who, c.id())
+	return err
 }
 
 // presented is the key that came with a request.
@@ -187,6 +208,17 @@ var ErrShutdown = errors.New("the server is shutting down")
 func (a *API) noRoute(w http.ResponseWriter, r *http.Request) {
 	await(w, r)
 	a.refuse(&call{w: w, r: r}, fault.New(fault.NotFound, "no %s %s in this API; see %s/openapi.json", r.Method, r.URL.Path, Prefix))
+}
+
+// noMethod answers for a path of the API that is asked with another method than it has.
+func (a *API) noMethod(allowed string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		await(w, r)
+		w.Header().Set("Allow", allowed)
+		message := fmt.Sprintf("%s has no %s; its methods are %s", r.URL.Path, r.Method, allowed)
+		a.failed(r.Context(), fault.New(fault.NotFound, "%s", message))
+		_ = respond(w, http.StatusMethodNotAllowed, client.ErrorBody{Error: client.Fault{Kind: client.NotFound, Message: message}})
+	}
 }
 
 func respond(w http.ResponseWriter, status int, value any) error {

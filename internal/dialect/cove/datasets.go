@@ -60,7 +60,7 @@ func (a *API) stageDataset(c *call) error {
 
 func (a *API) markDataset(c *call) error {
 	var req client.DatasetRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 	if a.datasets == nil {

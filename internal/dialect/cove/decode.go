@@ -42,9 +42,9 @@ func setReadDeadline(w http.ResponseWriter, t time.Time) {
 }
 
 // decode reads a JSON body into value and refuses what it does not know, so that a typo is an error and not a default.
-// An empty body is an empty object.
-func decode(w http.ResponseWriter, r *http.Request, limit int64, value any) error {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+// An empty body is an empty object, unless the route needs one.
+func (c *call) decode(limit int64, value any) error {
+	body, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, limit))
 	if err != nil {
 		var tooLarge *http.MaxBytesError
 		if errors.As(err, &tooLarge) {
@@ -55,7 +55,10 @@ func decode(w http.ResponseWriter, r *http.Request, limit int64, value any) erro
 		}
 		return fault.Wrap(fault.Invalid, err, "the request body could not be read")
 	}
-	setReadDeadline(w, time.Time{})
+	setReadDeadline(c.w, time.Time{})
+	if c.needsBody && len(bytes.TrimSpace(body)) == 0 {
+		return fault.New(fault.Invalid, "the request has no body: send a JSON object with %s", strings.Join(fields(reflect.TypeOf(value)), ", "))
+	}
 	return Decode(body, value)
 }
 
@@ -77,7 +80,8 @@ func (u *upload) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Decode reads one JSON object into value strictly.
+// Decode reads one JSON object into value strictly. A field without a value is left out, not null: encoding/json would take
+// null for every type.
 func Decode(body []byte, value any) error {
 	if len(bytes.TrimSpace(body)) == 0 {
 		return nil
@@ -90,7 +94,68 @@ func Decode(body []byte, value any) error {
 	if _, err := d.Token(); err != io.EOF {
 		return fault.New(fault.Invalid, "the request body holds more than one JSON value")
 	}
+	keys, null := outline(body)
+	if null >= 0 {
+		return fault.New(fault.Invalid, "the request body holds null at byte %d: leave out what has no value", null+1)
+	}
+	for _, name := range needed(reflect.TypeOf(value)) {
+		if !slices.Contains(keys, name) {
+			return fault.New(fault.Invalid, "field %q is missing", name)
+		}
+	}
 	return nil
+}
+
+// outline reads valid JSON without its values: the names of the outermost object, and where the first null is; -1: nowhere.
+func outline(body []byte) (keys []string, null int) {
+	depth := 0
+	for i := 0; i < len(body); i++ {
+		switch body[i] {
+		case '{', '[':
+			depth++
+		case '}', ']':
+			depth--
+		case 'n':
+			return keys, i
+		case '"':
+			end := endOfString(body, i+1)
+			if rest := bytes.TrimLeft(body[end+1:], " \t\r\n"); depth == 1 && len(rest) > 0 && rest[0] == ':' {
+				var key string
+				_ = json.Unmarshal(body[i:end+1], &key) // the decoder has read it before
+				keys = append(keys, key)
+			}
+			i = end
+		}
+	}
+	return keys, -1
+}
+
+// endOfString finds the quote that ends the string of valid JSON whose first byte is at i.
+func endOfString(body []byte, i int) int {
+	for {
+		i += bytes.IndexAny(body[i:], "\"\\")
+		if body[i] == '"' {
+			return i
+		}
+		i += 2
+	}
+}
+
+// needed names the fields that a request of this type must have.
+func needed(t reflect.Type) []string {
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct {
+		return nil
+	}
+	var names []string
+	for f := range structFields(t) {
+		if !f.optional {
+			names = append(names, f.name)
+		}
+	}
+	return names
 }
 
 func explainJSON(err error, value any) error {

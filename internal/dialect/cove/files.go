@@ -118,7 +118,7 @@ func (a *API) listFiles(c *call) error {
 
 func (a *API) mkdir(c *call) error {
 	var req client.MkdirRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 	return a.entry(c, func(agent *agentapi.Client) (agentapi.Entry, error) {
@@ -128,7 +128,7 @@ func (a *API) mkdir(c *call) error {
 
 func (a *API) move(c *call) error {
 	var req client.MoveRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 	return a.entry(c, func(agent *agentapi.Client) (agentapi.Entry, error) {
@@ -138,7 +138,7 @@ func (a *API) move(c *call) error {
 
 func (a *API) chmod(c *call) error {
 	var req client.ChmodRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 	return a.entry(c, func(agent *agentapi.Client) (agentapi.Entry, error) {

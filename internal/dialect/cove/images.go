@@ -154,7 +154,7 @@ func (a *API) importImage(c *call) error {
 
 func (a *API) tagImage(c *call) error {
 	var req client.TagRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 	if req.Reference == "" {
@@ -193,7 +193,7 @@ func (a *API) pruneImages(c *call) error {
 
 func (a *API) login(c *call) error {
 	var req client.LoginRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 	if req.Username == "" || req.Password == "" {

@@ -308,14 +308,16 @@ func TestBadInputAboutImages(t *testing.T) {
 		status             int
 		says               string
 	}{
-		{"POST", "/images/pull", ``, 400, "the name of the image is missing"},
+		{"POST", "/images/pull", ``, 400, "the request has no body"},
+		{"POST", "/images/pull", `{"reference":""}`, 400, "the name of the image is missing"},
 		{"POST", "/images/pull", `{"ref":"x"}`, 400, "unknown field"},
 		{"GET", "/images/inspect", ``, 400, `\"ref\" is missing`},
 		{"DELETE", "/images", ``, 400, `\"ref\" is missing`},
 		{"DELETE", "/images?name=x", ``, 400, "unknown query parameter"},
-		{"POST", "/images/tag", `{"template":"x"}`, 400, "the name of the image is missing"},
+		{"POST", "/images/tag", `{"template":"x","reference":""}`, 400, "the name of the image is missing"},
 		{"POST", "/images/import?nam=x", `x`, 400, "unknown query parameter"},
-		{"POST", "/registries", `{"registry":"x","username":"u"}`, 400, "username and password"},
+		{"POST", "/registries", `{"registry":"x","username":"u"}`, 400, `field \"password\" is missing`},
+		{"POST", "/registries", `{"registry":"x","username":"u","password":""}`, 400, "username and password"},
 		{"POST", "/registries", `{"registry":"x","username":"u","password":5}`, 400, "wants a string"},
 	} {
 		status, body := w.do(t, tc.method, tc.path, tc.body)

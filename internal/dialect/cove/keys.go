@@ -10,7 +10,7 @@ import (
 
 func (a *API) createKey(c *call) error {
 	var req client.KeyRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 

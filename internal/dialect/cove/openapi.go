@@ -3,6 +3,7 @@ package cove
 import (
 	"encoding/json"
 	"iter"
+	"maps"
 	"reflect"
 	"strconv"
 	"strings"
@@ -12,7 +13,12 @@ import (
 // OpenAPI makes the OpenAPI 3.1 file from the route table and the Go types it names. comments explains types by
 // "Type" and fields by "Type.Field"; they are read from the source by the test that keeps the committed file current.
 func OpenAPI(comments map[string]string) ([]byte, error) {
-	g := generator{comments: comments, schemas: object{}}
+	g := generator{comments: comments, schemas: object{}, asked: map[reflect.Type]bool{}}
+	for _, r := range routes {
+		if _, raw := r.request.(rawBody); r.request != nil && !raw {
+			g.asks(reflect.TypeOf(r.request))
+		}
+	}
 	paths := object{}
 	for _, r := range routes {
 		item, _ := paths[Prefix+r.path].(object)
@@ -48,6 +54,21 @@ type object = map[string]any
 type generator struct {
 	comments map[string]string
 	schemas  object
+	asked    map[reflect.Type]bool // types of requests, which hold nothing else
+}
+
+// asks collects the types of a request.
+func (g *generator) asks(t reflect.Type) {
+	for t.Kind() == reflect.Pointer || t.Kind() == reflect.Slice {
+		t = t.Elem()
+	}
+	if t.Kind() != reflect.Struct || g.asked[t] || t == reflect.TypeFor[time.Time]() {
+		return
+	}
+	g.asked[t] = true
+	for f := range structFields(t) {
+		g.asks(f.typ)
+	}
 }
 
 func (g *generator) operation(r route) object {
@@ -71,12 +92,22 @@ func parameters(r route) []any {
 	var list []any
 	for part := range strings.SplitSeq(r.path, "/") {
 		if name, ok := strings.CutPrefix(part, "{"); ok {
-			list = append(list, object{"name": strings.TrimSuffix(name, "}"), "in": "path", "required": true, "schema": object{"type": "string"}})
+			name = strings.TrimSuffix(name, "}")
+			schema := object{"type": "string"}
+			if strings.HasPrefix(r.path, "/sessions/") {
+				schema["pattern"] = identifier
+			}
+			list = append(list, object{"name": name, "in": "path", "required": true, "schema": schema})
 		}
 	}
 	for i, params := range [][]param{r.query, r.header} {
 		for _, p := range params {
-			o := object{"name": p.name, "in": [...]string{"query", "header"}[i], "description": p.about, "schema": object{"type": p.kind}}
+			schema := object{"type": p.kind}
+			maps.Copy(schema, paramRule(r, p.name))
+			if p.repeats {
+				schema = object{"type": "array", "items": schema}
+			}
+			o := object{"name": p.name, "in": [...]string{"query", "header"}[i], "description": p.about, "schema": schema}
 			if p.required {
 				o["required"] = true
 			}
@@ -163,6 +194,10 @@ func (g *generator) component(t reflect.Type) {
 	properties, required := object{}, []string{}
 	o := object{"type": "object", "properties": properties}
 	g.schemas[t.Name()] = o // before its fields, which may lead back here
+	maps.Copy(o, typeRules[t.Name()])
+	if g.asked[t] {
+		o["additionalProperties"] = false
+	}
 	if text := g.comments[t.Name()]; text != "" {
 		o["description"] = text
 	}
@@ -174,6 +209,7 @@ func (g *generator) component(t reflect.Type) {
 		if f.enum != "" {
 			s["enum"] = strings.Split(f.enum, ",")
 		}
+		g.restrict(s, fieldRules[t.Name()+"."+f.name])
 		properties[f.name] = s
 		if !f.optional {
 			required = append(required, f.name)
@@ -181,6 +217,17 @@ func (g *generator) component(t reflect.Type) {
 	}
 	if len(required) > 0 {
 		o["required"] = required
+	}
+}
+
+// restrict adds a field's rules to what its type says.
+func (g *generator) restrict(s, rule object) {
+	for name, value := range rule {
+		if inner, ok := s[name].(object); ok { // of the items of a list, the values of a map
+			g.restrict(inner, value.(object))
+			continue
+		}
+		s[name] = value
 	}
 }
 
@@ -209,7 +256,8 @@ func structFields(t reflect.Type) iter.Seq[field] {
 			if !f.IsExported() || name == "-" || name == "" {
 				continue
 			}
-			if !yield(field{name, f.Name, t.Name(), f.Tag.Get("enum"), f.Type, strings.Contains(options, "omit")}) {
+			optional := strings.Contains(options, "omit") || mayMiss[t.Name()+"."+name]
+			if !yield(field{name, f.Name, t.Name(), f.Tag.Get("enum"), f.Type, optional}) {
 				return
 			}
 		}

@@ -16,7 +16,7 @@ const pullPause = 100 * time.Millisecond
 
 func (a *API) pullImage(c *call) error {
 	var req client.PullRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 	if req.Reference == "" {

@@ -30,16 +30,17 @@ type route struct {
 type param struct {
 	name, kind, about string
 	required          bool
+	repeats           bool // may be given several times
 }
 
 type rawBody struct{}
 
 var (
-	pathParam = param{"path", "string", "path in the sandbox; a relative one starts at the user's home", true}
-	userParam = param{"user", "string", "name or uid who does it; default is the sandbox's own user", false}
-	recursive = param{"recursive", "boolean", "include everything below", false}
-	refParam  = param{"ref", "string", "name of an image, such as python:3.12-slim; its digest or a beginning of that also does", true}
-	tenant    = param{"tenant", "string", "another tenant; default is your own", false}
+	pathParam = param{"path", "string", "path in the sandbox; a relative one starts at the user's home", true, false}
+	userParam = param{"user", "string", "name or uid who does it; default is the sandbox's own user", false, false}
+	recursive = param{"recursive", "boolean", "include everything below", false, false}
+	refParam  = param{"ref", "string", "name of an image, such as python:3.12-slim; its digest or a beginning of that also does", true, false}
+	tenant    = param{"tenant", "string", "another tenant; default is your own", false, false}
 )
 
 const negotiated = "Each event is a line of NDJSON, sent as it happens; with `Accept: application/json` the whole run is collected into one answer."
@@ -50,16 +51,16 @@ var routes = []route{
 
 	{method: "POST", path: "/sandboxes", name: "createSandbox", tag: "sandboxes", summary: "Create a sandbox",
 		about:   "Answers when the sandbox takes code: 201 for a new one, 200 for a living one with the same key.",
-		header:  []param{{"Idempotency-Key", "string", "a retry with the same value finds what the first request made", false}},
+		header:  []param{{"Idempotency-Key", "string", "a retry with the same value finds what the first request made", false, false}},
 		request: client.CreateRequest{}, status: 201, also: 200, response: client.SandboxInfo{}, handle: (*API).create},
 	{method: "GET", path: "/sandboxes", name: "listSandboxes", tag: "sandboxes", summary: "List your sandboxes, newest first",
 		query: []param{
-			{"state", "string", "starting, running, paused, stopping or ended; may be repeated", false},
-			{"metadata.*", "string", "metadata.NAME=VALUE; all must match", false},
-			{"template", "string", "only of this template", false},
-			{"key", "string", "only with this key", false},
-			{"limit", "integer", "how many on a page", false},
-			{"cursor", "string", "the cursor of the page before", false},
+			{"state", "string", "starting, running, paused, stopping or ended; may be repeated", false, true},
+			{"metadata.*", "string", "metadata.NAME=VALUE; all must match", false, false},
+			{"template", "string", "only of this template", false, false},
+			{"key", "string", "only with this key", false, false},
+			{"limit", "integer", "how many on a page", false, false},
+			{"cursor", "string", "the cursor of the page before", false, false},
 		}, status: 200, response: client.SandboxList{}, handle: (*API).list},
 	{method: "GET", path: "/sandboxes/{id}", name: "getSandbox", tag: "sandboxes", summary: "Tell about a sandbox, also after its end",
 		status: 200, response: client.SandboxInfo{}, handle: (*API).get},
@@ -117,19 +118,19 @@ var routes = []route{
 
 	{method: "GET", path: "/sandboxes/{id}/files", name: "readFile", tag: "files", summary: "Read a file",
 		query: []param{pathParam, userParam,
-			{"offset", "integer", "first byte", false}, {"length", "integer", "how many bytes; default is all", false}},
+			{"offset", "integer", "first byte", false, false}, {"length", "integer", "how many bytes; default is all", false, false}},
 		status: 200, response: rawBody{}, handle: (*API).readFile},
 	{method: "PUT", path: "/sandboxes/{id}/files", name: "writeFile", tag: "files", summary: "Write a file of any size",
 		about: "Parents are made. The content appears at once when all of it has arrived, or not at all.",
 		query: []param{pathParam, userParam,
-			{"mode", "string", "octal permission bits; default keeps an existing file's, else 0644", false}, {"append", "boolean", "add to the end instead", false}},
+			{"mode", "string", "octal permission bits; default keeps an existing file's, else 0644", false, false}, {"append", "boolean", "add to the end instead", false, false}},
 		request: rawBody{}, required: true, status: 200, response: client.Entry{}, handle: (*API).writeFile},
 	{method: "DELETE", path: "/sandboxes/{id}/files", name: "removeFile", tag: "files", summary: "Remove a file or directory",
 		query: []param{pathParam, userParam, recursive}, status: 204, handle: (*API).removeFile},
 	{method: "GET", path: "/sandboxes/{id}/files/stat", name: "statFile", tag: "files", summary: "Tell about a path",
 		query: []param{pathParam, userParam}, status: 200, response: client.Entry{}, handle: (*API).statFile},
 	{method: "GET", path: "/sandboxes/{id}/files/list", name: "listFiles", tag: "files", summary: "List a directory",
-		query:  []param{pathParam, userParam, {"depth", "integer", "how deep; default 1, its own entries", false}},
+		query:  []param{pathParam, userParam, {"depth", "integer", "how deep; default 1, its own entries", false, false}},
 		status: 200, response: client.EntryList{}, handle: (*API).listFiles},
 	{method: "POST", path: "/sandboxes/{id}/files/mkdir", name: "makeDirectory", tag: "files", summary: "Make a directory",
 		request: client.MkdirRequest{}, required: true, status: 200, response: client.Entry{}, handle: (*API).mkdir},
@@ -143,9 +144,9 @@ var routes = []route{
 
 	{method: "GET", path: "/events", name: "listEvents", tag: "server", summary: "What happened to your sandboxes",
 		query: []param{
-			{"sandbox", "string", "only of this sandbox", false},
-			{"after", "integer", "only what came after this seq", false},
-			{"follow", "boolean", "go on with what happens next", false},
+			{"sandbox", "string", "only of this sandbox", false, false},
+			{"after", "integer", "only what came after this seq", false, false},
+			{"follow", "boolean", "go on with what happens next", false, false},
 		}, status: 200, stream: client.LifecycleEvent{}, handle: (*API).events},
 	{method: "GET", path: "/templates", name: "listTemplates", tag: "server", summary: "What a sandbox can start from",
 		status: 200, response: client.TemplateList{}, handle: (*API).listTemplates},
@@ -165,7 +166,7 @@ var routes = []route{
 		request: client.PullRequest{}, required: true, status: 200, response: client.ImageInfo{}, stream: client.PullEvent{}, handle: (*API).pullImage},
 	{method: "POST", path: "/images/import", name: "importImage", tag: "images", summary: "Make an image of an archive",
 		about:   "The archive is what `docker save` writes, an OCI layout as a tar, or a tar of a root directory; each also compressed.",
-		query:   []param{{"name", "string", "what the image is called; needed where the archive does not say", false}},
+		query:   []param{{"name", "string", "what the image is called; needed where the archive does not say", false, false}},
 		request: rawBody{}, required: true, status: 200, response: client.ImageList{}, handle: (*API).importImage},
 	{method: "POST", path: "/images/tag", name: "tagImage", tag: "images", summary: "Give a template of yours the name of an image",
 		request: client.TagRequest{}, required: true, status: 200, response: client.ImageInfo{}, handle: (*API).tagImage},
@@ -190,9 +191,9 @@ var routes = []route{
 
 	{method: "GET", path: "/sessions", name: "listSessions", tag: "sessions", summary: "List your sessions, those used last first",
 		query: []param{
-			{"state", "string", "running, stopped, lost or reaped; may be repeated", false},
-			{"limit", "integer", "how many on a page", false},
-			{"cursor", "string", "the cursor of the page before", false},
+			{"state", "string", "running, stopped, lost or reaped; may be repeated", false, true},
+			{"limit", "integer", "how many on a page", false, false},
+			{"cursor", "string", "the cursor of the page before", false, false},
 		}, status: 200, response: client.SessionList{}, handle: ofSessions((*API).listSessions)},
 	{method: "PUT", path: "/sessions/{key}", name: "openSession", tag: "sessions", summary: "The sandbox of a key: the one that lives, or a new one",
 		about: "Atomic: however many ask at once, one sandbox is made. 201 when a sandbox was made, 200 when it was there. " +
@@ -207,15 +208,15 @@ var routes = []route{
 		status: 200, response: client.SessionInfo{}, handle: ofSessions((*API).stopSession)},
 	{method: "POST", path: "/sessions/{key}/run", name: "runInSession", tag: "sessions", summary: "Run a cell, keep what it leaves",
 		about:   negotiated + " Cells of a session run one after the other. What is new or changed in /session/artifacts is kept before the end is told.",
-		header:  []param{{"Idempotency-Key", "string", "a second run with the same value and code is not run: the first one's answer is told again", false}},
+		header:  []param{{"Idempotency-Key", "string", "a second run with the same value and code is not run: the first one's answer is told again", false, false}},
 		request: client.SessionRunRequest{}, required: true, status: 200, response: client.SessionOutput{}, stream: client.Event{}, handle: ofSessions((*API).runSession)},
 	{method: "POST", path: "/sessions/{key}/keep", name: "keepFile", tag: "sessions", summary: "Keep one file of the session's sandbox as an artifact",
 		request: client.KeepRequest{}, required: true, status: 201, response: client.Artifact{}, handle: ofSessions((*API).keepFile)},
 	{method: "GET", path: "/sessions/{key}/log", name: "sessionLog", tag: "sessions", summary: "What happened in a session, oldest first",
 		query: []param{
-			{"after", "integer", "only lines after this seq", false},
-			{"last", "integer", "only so many of the newest", false},
-			{"follow", "boolean", "go on with what happens next", false},
+			{"after", "integer", "only lines after this seq", false, false},
+			{"last", "integer", "only so many of the newest", false, false},
+			{"follow", "boolean", "go on with what happens next", false, false},
 		}, status: 200, stream: client.SessionLogLine{}, handle: ofSessions((*API).sessionLog)},
 	{method: "GET", path: "/sessions/{key}/state", name: "sessionState", tag: "sessions", summary: "The kernel's variables and modules after the last cell",
 		status: 200, response: client.SessionState{}, handle: ofSessions((*API).sessionState)},
@@ -232,7 +233,7 @@ var routes = []route{
 		status: 200, response: client.DatasetList{}, handle: (*API).listDatasets},
 	{method: "PUT", path: "/sessions/{key}/datasets/{dataset}", name: "stageDataset", tag: "datasets", summary: "Send a dataset of any size and stage it",
 		about:   "Content that is there already is stored once. It appears in /session/data when all of it has arrived.",
-		query:   []param{{"file", "string", "its name in /session/data; default is the id, with .parquet where the id has no extension", false}},
+		query:   []param{{"file", "string", "its name in /session/data; default is the id, with .parquet where the id has no extension", false, false}},
 		request: rawBody{}, required: true, status: 200, response: client.Dataset{}, handle: (*API).stageDataset},
 	{method: "POST", path: "/sessions/{key}/datasets/{dataset}", name: "markDataset", tag: "datasets", summary: "Say that a dataset is pending or failed, or stage content that is here",
 		request: client.DatasetRequest{}, required: true, status: 200, response: client.Dataset{}, handle: (*API).markDataset},
@@ -241,11 +242,11 @@ var routes = []route{
 
 	{method: "GET", path: "/artifacts", name: "listArtifacts", tag: "artifacts", summary: "List your artifacts, newest first",
 		query: []param{
-			{"session", "string", "only of this session's key", false},
-			{"run", "string", "only of this run", false},
-			{"sha256", "string", "only with this content", false},
-			{"limit", "integer", "how many on a page", false},
-			{"cursor", "string", "the cursor of the page before", false},
+			{"session", "string", "only of this session's key", false, false},
+			{"run", "string", "only of this run", false, false},
+			{"sha256", "string", "only with this content", false, false},
+			{"limit", "integer", "how many on a page", false, false},
+			{"cursor", "string", "the cursor of the page before", false, false},
 		}, status: 200, response: client.ArtifactList{}, handle: (*API).listArtifacts},
 	{method: "GET", path: "/artifacts/{artifact}", name: "getArtifact", tag: "artifacts", summary: "Tell about an artifact",
 		status: 200, response: client.Artifact{}, handle: (*API).getArtifact},
@@ -258,7 +259,7 @@ var routes = []route{
 	{method: "DELETE", path: "/artifacts/{artifact}", name: "removeArtifact", tag: "artifacts", summary: "Remove an artifact",
 		status: 204, handle: (*API).removeArtifact},
 	{method: "POST", path: "/artifact-keys", name: "rotateLinkKey", tag: "artifacts", summary: "Sign links with a new key; those signed before hold until they end", admin: true,
-		query:  []param{{"revoke", "boolean", "links signed before end at once", false}},
+		query:  []param{{"revoke", "boolean", "links signed before end at once", false, false}},
 		status: 204, handle: (*API).rotateLinkKey},
 
 	{method: "POST", path: "/snippets", name: "runSnippet", tag: "runs", summary: "Run Python code in a fresh process of a fresh sandbox",

@@ -18,7 +18,7 @@ import (
 
 func (a *API) run(c *call) error {
 	var req client.RunRequest
-	if err := decode(c.w, c.r, maxCode, &req); err != nil {
+	if err := c.decode(maxCode, &req); err != nil {
 		return err
 	}
 	params, err := runParams(req)
@@ -44,7 +44,7 @@ func runParams(req client.RunRequest) (agentapi.RunParams, error) {
 
 func (a *API) exec(c *call) error {
 	var req client.ExecRequest
-	if err := decode(c.w, c.r, maxCode, &req); err != nil {
+	if err := c.decode(maxCode, &req); err != nil {
 		return err
 	}
 	if req.PTY != nil {
@@ -308,7 +308,7 @@ func (a *API) processes(c *call) error {
 
 func (a *API) signal(c *call) error {
 	var req client.SignalRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 	agent, err := a.sandboxes.Agent(c.ctx(), c.who, c.id())
@@ -342,7 +342,7 @@ func (a *API) kernels(c *call) error {
 
 func (a *API) startKernel(c *call) error {
 	var req client.KernelRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 

@@ -16,7 +16,7 @@ import (
 
 func (a *API) create(c *call) error {
 	var req client.CreateRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 	spec, err := specOf(req)
@@ -101,7 +101,7 @@ func (a *API) kill(c *call) error {
 
 func (a *API) setTimeout(c *call) error {
 	var req client.TimeoutRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 	if req.TimeoutSeconds == 0 {
@@ -122,7 +122,7 @@ func (a *API) setTimeout(c *call) error {
 
 func (a *API) setNetwork(c *call) error {
 	var req client.Network
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 	network, err := networkOf(&req)

@@ -74,7 +74,7 @@ func (a *API) listSessions(c *call) error {
 
 func (a *API) openSession(c *call) error {
 	var req client.SessionRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 	ask, err := a.sessionRequest(c, req)
@@ -148,7 +148,7 @@ func (a *API) stopSession(c *call) error {
 
 func (a *API) keepFile(c *call) error {
 	var req client.KeepRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 
@@ -213,7 +213,7 @@ func (a *API) listCheckpoints(c *call) error {
 
 func (a *API) checkpointSession(c *call) error {
 	var req client.CheckpointRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 
@@ -238,7 +238,7 @@ func (a *API) removeCheckpoint(c *call) error {
 
 func (a *API) restoreSession(c *call) error {
 	var req client.RestoreRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 
@@ -276,7 +276,7 @@ func wireCheckpoint(c *session.Checkpoint, key string) client.Checkpoint {
 
 func (a *API) runSession(c *call) error {
 	var req client.SessionRunRequest
-	if err := decode(c.w, c.r, maxCode, &req); err != nil {
+	if err := c.decode(maxCode, &req); err != nil {
 		return err
 	}
 	params, err := runParams(client.RunRequest{

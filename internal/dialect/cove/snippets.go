@@ -25,7 +25,7 @@ var errNoSnippets = fault.New(fault.Unsupported, "this server runs no snippets")
 
 func (a *API) runSnippet(c *call) error {
 	var req client.SnippetRequest
-	if err := decode(c.w, c.r, maxCode, &req); err != nil {
+	if err := c.decode(maxCode, &req); err != nil {
 		return err
 	}
 	spec, err := SnippetSpec(req)

@@ -12,7 +12,7 @@ import (
 
 func (a *API) snapshot(c *call) error {
 	var req client.SnapshotRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 

@@ -41,7 +41,7 @@ func (a *API) listVolumes(c *call) error {
 
 func (a *API) createVolume(c *call) error {
 	var req client.VolumeRequest
-	if err := decode(c.w, c.r, maxBody, &req); err != nil {
+	if err := c.decode(maxBody, &req); err != nil {
 		return err
 	}
 	if a.volumes == nil {
