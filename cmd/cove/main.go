@@ -10,7 +10,7 @@ import (
 )
 
 func main() {
-	if status, ok := app.Internal(os.Args[1:], os.Stdin, os.Stderr); ok {
+	if status, ok := app.Internal(os.Args[1:], os.Stdin, os.Stdout, os.Stderr); ok {
 		os.Exit(status)
 	}
 	os.Exit(cli.Main(context.Background(), os.Args[1:], cli.Streams{In: os.Stdin, Out: os.Stdout, Err: os.Stderr}))

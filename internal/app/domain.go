@@ -34,9 +34,15 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 		return nil, parts{}, nil, fmt.Errorf("configuration: %w", err)
 	}
 	names := prepared(s.cfg)
-	for _, name := range slices.Compact(append([]string{"base"}, names...)) {
+	needed := slices.Compact(append([]string{"base"}, names...))
+	for _, name := range needed {
 		if err := p.templates.ensure(ctx, name, progress); err != nil {
 			return nil, parts{}, nil, fmt.Errorf("build template %s: %w", name, err)
+		}
+	}
+	if built, ok := p.templates.(builtTemplates); ok {
+		if err := s.renewTemplates(built.Dir(), needed); err != nil {
+			return nil, parts{}, nil, err
 		}
 	}
 	s.startup.Say("the sandboxes of an earlier server are being found")
@@ -56,6 +62,7 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 		return nil, parts{}, nil, fmt.Errorf("prepare template %s: %w", names[0], err)
 	}
 	s.warm(manager, names[1:])
+	s.followRenewal(manager, names)
 	s.Caps = manager.Caps()
 	observer.Watch(s.sources(manager, p))
 	return manager, p, observer, nil
@@ -74,6 +81,32 @@ func (s *Server) warm(m *sandbox.Manager, names []string) {
 		}
 	}()
 	s.undo.add("stop warming templates", func() error { cancel(); <-done; return nil })
+}
+
+// followRenewal makes each template that is built again ready: the first create from it would else wait for its zygote.
+func (s *Server) followRenewal(m *sandbox.Manager, names []string) {
+	if s.renewal == nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background()) // of this work, which the server's end ends
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for name := range s.renewal.built {
+			if !slices.Contains(names, name) {
+				continue
+			}
+			if err := m.Prepare(ctx, Tenant, name); err != nil && ctx.Err() == nil {
+				s.log.Warn("template is not warm", "template", name, "error", err)
+			}
+		}
+	}()
+	s.undo.add("stop warming templates that were built again", func() error {
+		cancel()
+		err := s.renewal.close(s.cfg.Ephemeral)
+		<-done
+		return err
+	})
 }
 
 // codeInterpreter is the template that images which need no registry are mapped to.

@@ -66,7 +66,12 @@ func (t builtTemplates) List(tenant string) []template.Info {
 	return t.ListFor(tenant)
 }
 
+// ensure builds a template that is not there. One that is built serves as it is, also when the host has changed since:
+// building takes minutes, and renewTemplates does it behind the server.
 func (t builtTemplates) ensure(ctx context.Context, name string, progress Progress) error {
+	if _, err := t.Store.Resolve(ctx, name); err == nil {
+		return nil
+	}
 	var last string
 	_, err := t.Ensure(ctx, name, func(p template.Progress) {
 		line := "template " + name + ": " + p.Step + bar(p.Done, p.Total)

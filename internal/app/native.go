@@ -82,7 +82,7 @@ func makerStats(d *native.Driver) func(context.Context) (telemetry.Maker, error)
 
 // Internal runs the commands that this program starts itself with; people rarely type them. It reports whether the
 // arguments named one, and its exit status.
-func Internal(args []string, stdin io.Reader, stderr io.Writer) (status int, ok bool) {
+func Internal(args []string, stdin io.Reader, stdout, stderr io.Writer) (status int, ok bool) {
 	if len(args) == 0 {
 		return 0, false
 	}
@@ -94,6 +94,8 @@ func Internal(args []string, stdin io.Reader, stderr io.Writer) (status int, ok 
 		return resolver.Main(args[1:], stderr), true
 	case "unpack":
 		return unpack.Main(args[1:], stderr), true
+	case renewCommand:
+		err = renewMain(args[1:], stdin, stdout)
 	case heraldCommand:
 		err = heraldMain(args[1:], stdin)
 	default:

@@ -43,6 +43,8 @@ type Config struct {
 	Else http.Handler
 	// Checks are asked by /readyz.
 	Checks Checks
+	// Notes are sentences that /readyz tells although the server is ready; nil: there are none.
+	Notes func() []string
 	// ReadyFor is how long their answer holds; default one second.
 	ReadyFor time.Duration
 	Metrics  http.Handler

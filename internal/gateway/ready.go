@@ -18,6 +18,7 @@ type Checks map[string]func(context.Context) error
 type readiness struct {
 	Status string            `json:"status"`
 	Checks map[string]string `json:"checks"`
+	Notes  []string          `json:"notes,omitempty"`
 }
 
 // The words of readiness.
@@ -100,6 +101,9 @@ func (g *Gateway) ask(name string) error {
 
 func (g *Gateway) ready(w http.ResponseWriter, _ *http.Request) {
 	now := readiness{Status: statusReady, Checks: g.look()}
+	if g.cfg.Notes != nil {
+		now.Notes = g.cfg.Notes()
+	}
 	if slices.Contains(slices.Collect(maps.Values(now.Checks)), checkFailed) {
 		now.Status = statusNot
 	}

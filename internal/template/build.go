@@ -12,12 +12,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/covehq/cove/internal/fault"
 )
 
 // builderVersion changes when the same inputs would give another result.
-const builderVersion = 2
+const builderVersion = 3
 
 // Progress is one thing a build tells; Total is zero where it is not known.
 type Progress struct {
@@ -89,7 +90,7 @@ func (b *build) run(ctx context.Context) (*record, error) {
 		Targets  []string
 		Contents []string
 		Python   *Interpreter
-	}{bare, b.targets, contents, b.python})
+	}{bare, b.targets, contents, b.pythonFacts()})
 	return r, nil
 }
 
@@ -97,8 +98,10 @@ func (b *build) findPython(ctx context.Context) error {
 	if len(b.all.Python.Find) == 0 {
 		return nil
 	}
-	b.progress(Progress{Step: StepPython, Message: "looking for Python " + strings.Join(b.all.Python.Find, " or ")})
-	python, err := FindPython(ctx, b.all.Python.Find)
+	looking := sync.OnceFunc(func() {
+		b.progress(Progress{Step: StepPython, Message: "looking for Python " + strings.Join(b.all.Python.Find, " or ")})
+	})
+	python, err := b.store.pythons.find(ctx, b.all.Python.Find, looking)
 	switch {
 	case err == nil:
 		b.python = python
@@ -196,7 +199,7 @@ func userSite(p *Interpreter, home string) string {
 
 // layer returns the layer of one definition, made now or earlier from the same inputs.
 func (b *build) layer(ctx context.Context, i int, below []*built) (*built, error) {
-	key := b.key(i, below)
+	key := b.key(i)
 	dir := filepath.Join(b.store.layers(), b.links[i].Name+"-"+key[:16])
 	if made, err := readLayer(dir); err == nil && made.Key == key {
 		return made, nil
@@ -241,12 +244,18 @@ func readLayer(dir string) (*built, error) {
 	return made, json.Unmarshal(text, made)
 }
 
-// key is over everything a layer is made from.
-func (b *build) key(i int, below []*built) string {
-	d := b.links[i]
-	parent := ""
+// key is over everything a layer is made from: its recipe, and what it takes from the host.
+func (b *build) key(i int) string {
+	return digestOf(struct{ Recipe, Host string }{b.recipe(i), b.hostStamp(i)})
+}
+
+// recipe is over the definitions of a layer and of those below it, and the interpreter. It leaves out the state of the
+// host, so that a package that is installed on the host has only the lowest layer built again and no Python package
+// downloaded.
+func (b *build) recipe(i int) string {
+	d, parent := b.links[i], ""
 	if i > 0 {
-		parent = below[i-1].Key
+		parent = b.recipe(i - 1)
 	}
 	return digestOf(struct {
 		Version    int
@@ -256,15 +265,29 @@ func (b *build) key(i int, below []*built) string {
 		Python     *Interpreter
 		Targets    []string
 		Nameserver string
-		Host       string
-	}{builderVersion, d, string(d.lock), parent, b.python, b.targets, b.store.options.Nameserver, hostStamp(d)})
+	}{builderVersion, d, string(d.lock), parent, b.pythonFacts(), b.targets, b.store.options.Nameserver})
 }
 
-// hostStamp changes when something of the host that a definition copies or hides does. What is installed in /usr is
-// told by the package manager's own database.
-func hostStamp(d *Definition) string {
+// pythonFacts is the interpreter without the pip that installs its packages: any pip installs the same ones.
+func (b *build) pythonFacts() *Interpreter {
+	if b.python == nil {
+		return nil
+	}
+	facts := *b.python
+	facts.HasPip, facts.PipWheel = false, ""
+	return &facts
+}
+
+// hostStamp changes when a file of the host does that the definition copies. That of the lowest definition, which shows
+// the host's trees, changes too with what is installed there, as the package manager's own database tells.
+func (b *build) hostStamp(i int) string {
+	d := b.links[i]
+	watched := slices.Concat(d.etcPaths(), d.Host.Copy)
+	if i == 0 || len(d.Host.Trees) > 0 {
+		watched = slices.Concat(watched, systemLinks, packageDatabases)
+	}
 	var all []string
-	for _, at := range slices.Concat(d.etcPaths(), d.Host.Copy, systemLinks, []string{"/var/lib/dpkg/status", "/var/lib/rpm", "/usr/lib/sysimage/rpm"}) {
+	for _, at := range watched {
 		_ = filepath.WalkDir(at, func(at string, e fs.DirEntry, err error) error {
 			if err != nil {
 				return nil // what cannot be read is not copied either

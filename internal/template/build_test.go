@@ -192,7 +192,7 @@ func TestNothingOfTheHostsUsersIsInATemplate(t *testing.T) {
 func TestUnchangedInputsAreNotBuiltAgain(t *testing.T) {
 	store, first := shared(t, "python")
 	second, told := ensure(t, store, "python")
-	if got := steps(told); !slices.Equal(got, []string{template.StepPython}) {
+	if got := steps(told); len(got) > 0 {
 		t.Errorf("the second time took %q", got)
 	}
 	if first.Digest != second.Digest {
@@ -322,13 +322,22 @@ func TestAChangedDefinitionGetsANewDigestAndTheOldStaysUntilSwept(t *testing.T) 
 	if fresh.Digest == old.Digest {
 		t.Fatal("the digest is the same")
 	}
-	for _, inUse := range [][]string{{old.Digest}, nil} {
-		if err := store.Sweep(t.Context(), inUse); err != nil {
+	if earlier, err := store.Earlier("small", old.Digest); err != nil || earlier.Digest != old.Digest {
+		t.Errorf("the earlier one: %+v, %v", earlier, err)
+	}
+	if err := store.Sweep(t.Context(), nil, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(old.Trees[0].Lower[0]); err != nil {
+		t.Errorf("it was replaced a moment ago: %v", err)
+	}
+	for _, inUse := range [][]*template.Template{{old}, nil} {
+		if err := store.Sweep(t.Context(), inUse, 0); err != nil {
 			t.Fatal(err)
 		}
 		_, err := os.Stat(old.Trees[0].Lower[0])
 		if kept := err == nil; kept != (inUse != nil) {
-			t.Errorf("with %q in use, the old layer was kept: %v", inUse, kept)
+			t.Errorf("with %d in use, the old layer was kept: %v", len(inUse), kept)
 		}
 		if err := store.Verify(t.Context(), "", "small"); err != nil {
 			t.Errorf("the current one: %v", err)
@@ -633,5 +642,77 @@ func TestCodeInterpreterIsPythonOfRoots(t *testing.T) {
 	}
 	if got := try(t, built, "ls -d /workspace && python -c 'print(1)' && python3 -c 'print(2)' && ls /home/user/.config/matplotlib"); !strings.HasPrefix(got, "/workspace\n1\n2\n") {
 		t.Errorf("got %q", got)
+	}
+}
+
+// TestHostChange_RebuildsOneLayer changes a file of the host that the lowest of two definitions copies.
+func TestHostChange_RebuildsOneLayer(t *testing.T) {
+	needRoot(t)
+	host := hostDir(t)
+	put(t, host+"/state", "one", 0o644)
+	dir := write(t, map[string]string{
+		"low.toml":  "name = 'low'\n[host]\ncopy = ['" + host + "']",
+		"high.toml": "name = 'high'\nfrom = 'low'\n[files]\n'/etc/motd' = 'hello'",
+	})
+	before, _ := ensure(t, open(t, dir), "high")
+	put(t, host+"/state", "two two", 0o644)
+	after, told := ensure(t, open(t, dir), "high")
+	var built []string
+	for _, p := range told {
+		if p.Step == template.StepFiles {
+			built = append(built, p.Message)
+		}
+	}
+	if !slices.Equal(built, []string{"low"}) {
+		t.Errorf("built again: %q, want low alone", built)
+	}
+	if before.Digest == after.Digest || before.Trees[0].Lower[0] != after.Trees[0].Lower[0] || before.Trees[0].Lower[1] == after.Trees[0].Lower[1] {
+		t.Errorf("before %s %q, after %s %q", before.Digest, before.Trees[0].Lower, after.Digest, after.Trees[0].Lower)
+	}
+}
+
+func TestPythonIsAskedOnce(t *testing.T) {
+	needRoot(t)
+	find := "\n[python]\nfind = ['>=3.9']\noptional = true\n"
+	dir := write(t, map[string]string{"one.toml": "name = 'one'" + find, "two.toml": "name = 'two'" + find})
+	probes := func(store *template.Store, name string) int {
+		_, told := ensure(t, store, name)
+		n := 0
+		for _, p := range told {
+			if p.Step == template.StepPython {
+				n++
+			}
+		}
+		return n
+	}
+	store := open(t, dir)
+	if n := probes(store, "one"); n != 1 {
+		t.Skipf("no interpreter on this host, %d probes", n)
+	}
+	if n := probes(store, "two"); n != 0 {
+		t.Error("the second template asks every interpreter again")
+	}
+	if n := probes(open(t, dir), "one"); n != 0 {
+		t.Error("the next process asks every interpreter again")
+	}
+}
+
+func TestRecord_DirectoryIsMoved(t *testing.T) {
+	needRoot(t)
+	dir := write(t, map[string]string{"small.toml": small})
+	before, _ := ensure(t, open(t, dir), "small")
+	moved := filepath.Join(t.TempDir(), "elsewhere")
+	if err := os.Rename(dir, moved); err != nil {
+		t.Fatal(err)
+	}
+	after, err := open(t, moved).Resolve(t.Context(), "small")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if after.Digest != before.Digest || !strings.HasPrefix(after.Trees[0].Lower[0], moved+"/") {
+		t.Errorf("got %s in %q", after.Digest, after.Trees[0].Lower)
+	}
+	if text, err := os.ReadFile(filepath.Join(moved, "built/small.json")); err != nil || bytes.Contains(text, []byte(dir)) {
+		t.Errorf("%v; the record names the directory: %s", err, text)
 	}
 }

@@ -174,7 +174,7 @@ func TestPruningKeepsWhatIsNeeded(t *testing.T) {
 	if _, err := store.ResolveFor(t.Context(), "acme", kept.Name); err != nil {
 		t.Error(err)
 	}
-	if err := store.Sweep(t.Context(), nil); err != nil {
+	if err := store.Sweep(t.Context(), nil, 0); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := store.ResolveFor(t.Context(), "acme", "above"); err != nil {

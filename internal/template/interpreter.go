@@ -76,6 +76,11 @@ var executableName = regexp.MustCompile(`^python3(\.\d+)?$`)
 // FindPython is the newest Python of the host that satisfies the first condition any satisfies. An error says
 // what was looked at and why it did not do.
 func FindPython(ctx context.Context, find []string) (*Interpreter, error) {
+	return (&pythonCache{}).find(ctx, find, func() {})
+}
+
+// find is FindPython with the answers of earlier probes. probing is called before each interpreter that is started.
+func (c *pythonCache) find(ctx context.Context, find []string, probing func()) (*Interpreter, error) {
 	conditions, err := parseFind(find)
 	if err != nil {
 		return nil, err
@@ -93,7 +98,7 @@ func FindPython(ctx context.Context, find []string) (*Interpreter, error) {
 			continue
 		}
 		seen[real] = true
-		python, err := inspect(ctx, real)
+		python, err := c.inspect(ctx, real, probing)
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
@@ -154,14 +159,8 @@ func homes() []string {
 	return dirs
 }
 
-// inspect runs one interpreter, isolated from the environment, and asks what it is.
-func inspect(ctx context.Context, executable string) (*Interpreter, error) {
-	if err := trusted(executable); err != nil {
-		return nil, err
-	}
-	if !isELF(executable) {
-		return nil, errors.New("a script, not an interpreter")
-	}
+// probePython runs one interpreter, isolated from the environment, and asks for its version and paths.
+func probePython(ctx context.Context, executable string) (*Interpreter, error) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, executable, "-I", "-c", probe)
@@ -182,8 +181,7 @@ func inspect(ctx context.Context, executable string) (*Interpreter, error) {
 	if !within(python.Prefix, python.Executable) || !within(python.Prefix, python.Stdlib) || len(python.Sites) == 0 || strings.ContainsAny(python.Prefix, ":,\\\n") {
 		return nil, fmt.Errorf("an unusual layout: prefix %s, standard library %s", python.Prefix, python.Stdlib)
 	}
-	python.Stamp, err = stampOf(python.Executable, python.Stdlib, path.Join(python.Stdlib, "os.py"))
-	return python, err
+	return python, nil
 }
 
 // trusted refuses a file that somebody other than root or whoever asked could replace: it will be run as root.

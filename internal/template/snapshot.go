@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -138,12 +137,11 @@ func (s *Store) snapshotRecords(dir string) []*record {
 	files, _ := filepath.Glob(filepath.Join(dir, "*.json"))
 	var all []*record
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
+		r, err := s.loadRecord(file)
+		if errors.Is(err, fs.ErrNotExist) {
 			continue // removed meanwhile
 		}
-		r := &record{}
-		if err := json.Unmarshal(text, r); err != nil || r.Template == nil || !r.Template.recorded() {
+		if err != nil || !r.Template.recorded() {
 			s.options.Log.Warn("a snapshot's record cannot be read", "file", file, "error", err)
 			continue
 		}
@@ -288,7 +286,7 @@ func (s *Store) writeSnapshot(r *record) error {
 	if err := syncEntries(s.layers()); err != nil {
 		return err
 	}
-	if err := writeJSON(s.snapshotFile(r.Template.Tenant, r.Template.Name), r); err != nil {
+	if err := s.writeRecord(s.snapshotFile(r.Template.Tenant, r.Template.Name), r); err != nil {
 		return err
 	}
 	return syncEntries(s.snapshots(r.Template.Tenant))

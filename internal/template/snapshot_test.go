@@ -250,7 +250,7 @@ func TestSweepKeepsWhatSnapshotsNeed(t *testing.T) {
 	if diff := cmp.Diff(made.Images(), imagesIn(t, store)); diff != "" {
 		t.Error(diff)
 	}
-	if err := store.Sweep(t.Context(), nil); err != nil {
+	if err := store.Sweep(t.Context(), nil, 0); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(unneeded); err == nil {

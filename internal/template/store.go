@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -26,20 +27,13 @@ type Options struct {
 // Store knows the defined templates and those that are built.
 type Store struct {
 	options Options
+	pythons pythonCache
 
 	mu          sync.RWMutex
 	definitions map[string]*Definition
 	records     map[string]*record
 	known       map[string]knownRecord // of snapshots, by file
 	seen        stamp                  // of what Current has read
-}
-
-// record is a built template on disk.
-type record struct {
-	Template *Template         `json:"template"`
-	Layers   []string          `json:"layers"`           // names in Dir/built/layers
-	Images   []string          `json:"images,omitempty"` // those of the layers that came with it, if it is a snapshot
-	Seals    map[string]string `json:"seals,omitempty"`  // of images; one that is not sealed yet cannot be verified
 }
 
 // knownRecord is a record and the file that it was read from.
@@ -110,6 +104,7 @@ func Open(options Options) (*Store, error) {
 		options.Log = slog.Default()
 	}
 	s := &Store{options: options, known: map[string]knownRecord{}}
+	s.pythons.file = s.built("interpreters") // not .json: those are records
 	return s, s.Refresh()
 }
 
@@ -133,6 +128,9 @@ func (s *Store) Refresh() error {
 	return nil
 }
 
+// Dir is where definitions and built templates live.
+func (s *Store) Dir() string { return s.options.Dir }
+
 func (s *Store) built(elements ...string) string {
 	return filepath.Join(append([]string{s.options.Dir, "built"}, elements...)...)
 }
@@ -142,16 +140,9 @@ func (s *Store) layers() string { return s.built("layers") }
 // readRecord refuses a record whose layers are gone. A server that has given up root may not see those that came from
 // root's own places, such as a Python below /root; the maker, which starts sandboxes, sees them.
 func (s *Store) readRecord(file string) (*record, error) {
-	text, err := os.ReadFile(file)
+	r, err := s.loadRecord(file)
 	if err != nil {
 		return nil, err
-	}
-	r := &record{}
-	if err := json.Unmarshal(text, r); err != nil {
-		return nil, err
-	}
-	if r.Template == nil {
-		return nil, errors.New("no template in it")
 	}
 	for _, tree := range r.Template.Trees {
 		for _, dir := range tree.Lower {
@@ -267,7 +258,7 @@ func (s *Store) keep(name string, r *record) error {
 		return nil
 	}
 	for _, file := range []string{name + "@" + r.Template.Digest + ".json", name + ".json"} {
-		if err := writeJSON(s.built(file), r); err != nil {
+		if err := s.writeRecord(s.built(file), r); err != nil {
 			return err
 		}
 	}
@@ -276,8 +267,37 @@ func (s *Store) keep(name string, r *record) error {
 	return nil
 }
 
-// Sweep removes built templates that are neither current nor of a digest still in use, and layers nobody needs.
-func (s *Store) Sweep(ctx context.Context, inUse []string) error {
+// Earlier is a template that was built under this name before the current one.
+func (s *Store) Earlier(name, digest string) (*Template, error) {
+	if !namePattern.MatchString(name) || !digestPattern.MatchString(digest) {
+		return nil, fault.New(fault.Invalid, "%.64q is not the digest of a template", digest)
+	}
+	r, err := s.readRecord(s.built(name + "@" + digest + ".json"))
+	if err != nil {
+		return nil, err
+	}
+	return r.Template, nil
+}
+
+var digestPattern = regexp.MustCompile(`^[0-9a-f]{64}$`)
+
+// Superseded are the digests of built templates that were replaced longer ago than age.
+func (s *Store) Superseded(age time.Duration) []string {
+	files, _ := filepath.Glob(s.built("*@*.json"))
+	var digests []string
+	for _, file := range files {
+		name, digest, _ := strings.Cut(strings.TrimSuffix(filepath.Base(file), ".json"), "@")
+		current := s.built(name + ".json")
+		r, err := s.loadRecord(current)
+		if err == nil && r.Template.Digest != digest && time.Since(modified(current)) > age {
+			digests = append(digests, digest)
+		}
+	}
+	return digests
+}
+
+// Sweep removes the built templates that Superseded tells, except those in use, and layers that no template needs.
+func (s *Store) Sweep(ctx context.Context, inUse []*Template, age time.Duration) error {
 	unlock, err := lockFile(ctx, s.built("lock"), func() {})
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // nothing was ever built
@@ -286,7 +306,14 @@ func (s *Store) Sweep(ctx context.Context, inUse []string) error {
 		return err
 	}
 	defer unlock()
-	needed := s.snapshotLayers()
+	needed, used := s.snapshotLayers(), map[string]bool{}
+	for _, t := range inUse {
+		used[t.Digest] = true
+		for _, layer := range s.layersOf(t) {
+			needed[layer] = true
+		}
+	}
+	superseded := s.Superseded(age)
 	files, err := filepath.Glob(s.built("*.json"))
 	if err != nil {
 		return err
@@ -294,8 +321,8 @@ func (s *Store) Sweep(ctx context.Context, inUse []string) error {
 	for _, file := range files {
 		name := strings.TrimSuffix(filepath.Base(file), ".json")
 		r, err := s.readRecord(file)
-		_, digest, old := strings.Cut(name, "@")
-		if err != nil || old && !slices.Contains(inUse, digest) {
+		_, digest, _ := strings.Cut(name, "@")
+		if err != nil || slices.Contains(superseded, digest) && !used[digest] {
 			if err := os.Remove(file); err != nil {
 				return err
 			}

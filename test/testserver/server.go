@@ -106,10 +106,14 @@ func borrow(dir string) error {
 	if err := os.MkdirAll(filepath.Join(dir, layers), 0o755); err != nil {
 		return err
 	}
+	files := []string{"interpreters"} // the answers of this host's
 	for _, name := range builtIn {
-		text, err := os.ReadFile(filepath.Join(shared, "built", name+".json"))
+		files = append(files, name+".json")
+	}
+	for _, name := range files {
+		text, err := os.ReadFile(filepath.Join(shared, "built", name))
 		if err == nil {
-			err = os.WriteFile(filepath.Join(dir, "built", name+".json"), text, 0o644)
+			err = os.WriteFile(filepath.Join(dir, "built", name), text, 0o644)
 		}
 		if err != nil {
 			return err

@@ -2,9 +2,11 @@ package maker
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/template"
 )
 
 // Housekeeping: every tenant and template that was ever used would otherwise keep a zygote and a pool for good, and a
@@ -25,6 +27,7 @@ func (m *Maker) keepHouse() {
 		select {
 		case <-tidy.C:
 			m.putAway()
+			m.sweepTemplates()
 		case <-verify.C:
 			m.verify(m.life)
 		case <-m.closed:
@@ -43,6 +46,45 @@ func (m *Maker) putAway() {
 		}
 		m.log.Info("pool put away", "template", p.template.Name, "tenant", p.key.tenant)
 		p.close()
+	}
+}
+
+// How long a template that was built again is kept after it was replaced, and how long the garbage collector waits for a
+// builder to finish.
+const (
+	supersededFor = time.Hour
+	sweepPatience = time.Second
+)
+
+// sweepTemplates closes the pools of templates that were built again since, once no sandbox lives in them, and removes
+// those templates. A host whose packages are updated daily would else collect hundreds of megabytes a month.
+func (m *Maker) sweepTemplates() {
+	old := m.templates.Superseded(supersededFor)
+	if len(old) == 0 {
+		return
+	}
+	m.mu.Lock()
+	nurseries := map[*pool]bool{}
+	for _, p := range m.pools {
+		nurseries[p.nursery] = true
+	}
+	for _, p := range m.pools {
+		if slices.Contains(old, p.template.Digest) && !nurseries[p] {
+			p.removed = true
+		}
+	}
+	m.mu.Unlock()
+	m.putAway()
+	var inUse []*template.Template
+	m.mu.Lock()
+	for _, p := range m.pools {
+		inUse = append(inUse, p.template)
+	}
+	m.mu.Unlock()
+	ctx, cancel := context.WithTimeout(m.life, sweepPatience)
+	defer cancel()
+	if err := m.templates.Sweep(ctx, inUse, supersededFor); err != nil && ctx.Err() == nil {
+		m.log.Warn("templates that were built again are not removed", "error", err)
 	}
 }
 

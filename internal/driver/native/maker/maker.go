@@ -244,6 +244,9 @@ func (m *Maker) ownTemplate(ctx context.Context, tenant, name, digest string) (*
 			return nil, err
 		}
 	}
+	if t, err := m.templates.Earlier(name, digest); err == nil {
+		return t, nil // it was built again between the caller's look and now
+	}
 	return nil, fault.New(fault.Denied, "template %q with digest %q is not built on this host", name, digest)
 }
 

@@ -1,0 +1,237 @@
+package app
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/covehq/cove/internal/template"
+)
+
+// renewCommand is the internal command of the child that renews templates.
+const renewCommand = "renew-templates"
+
+// renewal is a child process that renews templates while the server serves those that are built: it builds again what a
+// change of the host or of a definition has made out of date. It is started while the server is root, since building
+// needs root, and ends when everything is up to date.
+type renewal struct {
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+	lines io.ReadCloser
+	built chan string   // names of templates that were replaced; closed when the child has ended
+	done  chan struct{} // closed when the child has ended
+	state *templateState
+	log   *slog.Logger
+
+	once   sync.Once
+	closed error
+}
+
+// renewed is one line that the child writes.
+type renewed struct {
+	Template string `json:"template"`
+	State    string `json:"state"`
+	Message  string `json:"message,omitempty"`
+}
+
+// The states of a template in renewal.
+const (
+	renewCurrent  = "current"  // it is up to date
+	renewBuilding = "building" // the earlier one serves meanwhile
+	renewBuilt    = "built"    // the new one serves from now on
+	renewFailed   = "failed"   // the earlier one goes on to serve
+)
+
+// renewFinish tells the child to finish a build although the server ends.
+const renewFinish = "finish\n"
+
+// templateState is what the server knows of its templates beyond the records: /readyz tells it.
+type templateState struct {
+	mu       sync.Mutex
+	outdated map[string]bool // could not be built again
+	building map[string]bool
+}
+
+func (s *templateState) hear(r renewed) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.outdated == nil {
+		s.outdated, s.building = map[string]bool{}, map[string]bool{}
+	}
+	s.building[r.Template] = r.State == renewBuilding
+	s.outdated[r.Template] = r.State == renewFailed
+}
+
+// notes are sentences for /readyz. They are read without a key, so they hold no path and no error.
+func (s *templateState) notes() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []string
+	for _, name := range sortedTrue(s.building) {
+		all = append(all, fmt.Sprintf("template %s is being built again; the earlier one serves", name))
+	}
+	for _, name := range sortedTrue(s.outdated) {
+		all = append(all, fmt.Sprintf("template %s could not be built again, so the earlier one serves; the server's log says why", name))
+	}
+	return all
+}
+
+func (s *templateState) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(sortedTrue(s.building)) > 0
+}
+
+func sortedTrue(m map[string]bool) []string {
+	var all []string
+	for name, is := range m {
+		if is {
+			all = append(all, name)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// renewTemplates starts the child. Without root there is none: templates stay as they are.
+func (s *Server) renewTemplates(dir string, names []string) error {
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	cmd := exec.Command("/proc/self/exe", append([]string{renewCommand, dir}, names...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C is for the server, which tells the child
+	r := &renewal{cmd: cmd, built: make(chan string, len(names)), done: make(chan struct{}), state: &s.templates, log: s.log}
+	var err error
+	if r.stdin, err = cmd.StdinPipe(); err != nil {
+		return err
+	}
+	if r.lines, err = cmd.StdoutPipe(); err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start the renewal of templates: %w", err)
+	}
+	go r.follow()
+	s.renewal = r
+	s.undo.add("end the renewal of templates", func() error { return r.close(s.cfg.Ephemeral) })
+	return nil
+}
+
+// follow hears the child until it ends.
+func (r *renewal) follow() {
+	defer close(r.done)
+	defer close(r.built)
+	lines := bufio.NewScanner(r.lines)
+	for lines.Scan() {
+		var line renewed
+		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
+			continue
+		}
+		r.state.hear(line)
+		switch line.State {
+		case renewBuilding:
+			r.log.Info("the host or the definition of a template has changed; it is built again while the earlier one serves", "template", line.Template)
+		case renewFailed:
+			r.log.Warn("a template cannot be built again; the earlier one goes on to serve", "template", line.Template, "error", line.Message)
+		case renewBuilt:
+			r.log.Info("sandboxes start from the template that was built again", "template", line.Template, "digest", line.Message)
+			select {
+			case r.built <- line.Template:
+			default: // more lines than templates
+			}
+		}
+	}
+}
+
+// renewalGrace is how long a child that was told to end may take: pip and the compiler end with it.
+const renewalGrace = 10 * time.Second
+
+// close ends the child, unless finish is set and it is at work: then it ends by itself. A server that runs one command
+// would else begin the same build each time and never end it.
+func (r *renewal) close(finish bool) error {
+	r.once.Do(func() { r.closed = r.end(finish) })
+	return r.closed
+}
+
+func (r *renewal) end(finish bool) error {
+	if finish && r.state.busy() {
+		_, err := io.WriteString(r.stdin, renewFinish)
+		return errors.Join(err, r.stdin.Close(), r.lines.Close(), r.cmd.Process.Release())
+	}
+	_ = r.stdin.Close() // it may have ended before
+	ended := make(chan struct{})
+	go func() {
+		<-r.done
+		_ = r.cmd.Wait() // its lines told how it went
+		close(ended)
+	}()
+	late := time.NewTimer(renewalGrace)
+	defer late.Stop()
+	select {
+	case <-ended:
+		return nil
+	case <-late.C:
+		return errors.Join(errors.New("it does not end"), r.lines.Close())
+	}
+}
+
+// renewMain is the child.
+func renewMain(args []string, stdin io.Reader, out io.Writer) error {
+	if len(args) < 2 || !filepath.IsAbs(args[0]) {
+		return errors.New("want a directory and names of templates")
+	}
+	signal.Ignore(syscall.SIGPIPE)                          // of a server that has ended, and wants the build finished
+	ctx, cancel := context.WithCancel(context.Background()) // ends with the server, see below
+	defer cancel()
+	go func() {
+		if text, _ := io.ReadAll(io.LimitReader(stdin, 64)); string(text) != renewFinish {
+			cancel()
+		}
+	}()
+	store, err := template.Open(template.Options{Dir: args[0], Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	say := func(name, state, message string) {
+		_ = json.NewEncoder(out).Encode(renewed{name, state, message}) // the server may be gone
+	}
+	for _, name := range args[1:] {
+		renewOne(ctx, store, name, say)
+	}
+	return ctx.Err()
+}
+
+func renewOne(ctx context.Context, store *template.Store, name string, say func(name, state, message string)) {
+	before := ""
+	if t, err := store.Resolve(ctx, name); err == nil {
+		before = t.Digest
+	}
+	building := sync.OnceFunc(func() { say(name, renewBuilding, "") })
+	t, err := store.Ensure(ctx, name, func(p template.Progress) {
+		if p.Step != template.StepWait && p.Step != template.StepPython {
+			building()
+		}
+	})
+	switch {
+	case ctx.Err() != nil: // the server ends
+	case err != nil:
+		say(name, renewFailed, strings.ToValidUTF8(err.Error(), "?"))
+	case t.Digest != before:
+		say(name, renewBuilt, t.Digest)
+	default:
+		say(name, renewCurrent, "")
+	}
+}
