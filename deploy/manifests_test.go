@@ -30,6 +30,9 @@ func TestTheServerTakesTheConfigurationOfTheManifests(t *testing.T) {
 			if cfg.Driver != "kubernetes" || cfg.Server.Replicas != c.replicas || int(*spec.Replicas) != c.replicas || cfg.Database.Postgres() != c.postgres {
 				t.Errorf("%d replicas with this configuration:\n%s", *spec.Replicas, cfg)
 			}
+			if !cfg.PlainEverywhere() {
+				t.Error("the server refuses the plain HTTP that its Service brings")
+			}
 			mounts := spec.Template.Spec.Containers[0].VolumeMounts
 			for _, file := range []string{cfg.DataDir, cfg.Auth.AdminKeyFile, cfg.Database.URLFile} {
 				if file != "" && !below(mounts, file) {

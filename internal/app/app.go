@@ -45,6 +45,8 @@ type Server struct {
 	NewKey  bool        // this start made the key
 	Caps    sandbox.Caps
 	KeyFile string
+	// PlainRefused tells that the listener without TLS is reached by other machines and refuses them.
+	PlainRefused bool
 
 	cfg          config.Config
 	log          *slog.Logger
@@ -225,14 +227,27 @@ func (s *Server) bind(address, flag string) (net.Listener, error) {
 func (s *Server) address(l net.Listener) {
 	addr := l.Addr().(*net.TCPAddr)
 	host := addr.IP
-	switch {
-	case host.IsUnspecified():
-		s.log.Warn("listening on every address without TLS; put a TLS proxy in front or listen on 127.0.0.1", "address", addr.String())
+	if !host.IsLoopback() {
+		s.warnPlain(addr)
+	}
+	if host.IsUnspecified() {
 		host = net.IPv4(127, 0, 0, 1)
-	case !host.IsLoopback():
-		s.log.Warn("listening beyond this machine without TLS; put a TLS proxy in front", "address", addr.String())
 	}
 	s.URL = "http://" + net.JoinHostPort(host.String(), fmt.Sprint(addr.Port))
+}
+
+// warnPlain says who may use a listener without TLS that other machines reach.
+func (s *Server) warnPlain(addr *net.TCPAddr) {
+	switch {
+	case s.cfg.PlainEverywhere():
+		s.log.Warn("listening beyond this machine without TLS: keys pass the network unencrypted; put a TLS proxy in front", "address", addr.String())
+	case len(s.cfg.Server.TrustedProxies) > 0:
+		s.log.Info("plain HTTP is for this machine and the trusted proxies", "address", addr.String(), "proxies", s.cfg.Server.TrustedProxies)
+	default:
+		s.PlainRefused = true
+		s.log.Warn("plain HTTP of other machines is refused; serve TLS (tls.domain), name a proxy in server.trusted_proxies, or set server.insecure_http = true",
+			"address", addr.String())
+	}
 }
 
 // localKey finds the key of the local admin, or makes it at the first start.

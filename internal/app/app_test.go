@@ -90,7 +90,7 @@ func TestRunAnnouncesServesAndWithdraws(t *testing.T) {
 	defer stop()
 	var out bytes.Buffer
 	done := make(chan error, 1)
-	go func() { done <- app.Run(ctx, cfg, &out, io.Discard) }()
+	go func() { done <- app.Run(ctx, cfg, &out, io.Discard, true) }()
 
 	address := await(t, cfg.ReadyFile, done)
 	info, err := os.Stat(cfg.ReadyFile)

@@ -17,13 +17,17 @@ const maxConnections = 16384
 // other half is left for sandboxes, files and the database, and one address has half of them.
 func newLimiter(cfg config.Config, log *slog.Logger) *connlimit.Limiter {
 	total := cmp.Or(cfg.Server.MaxConnections, defaultConnections())
+	return connlimit.New(connlimit.Config{
+		Total: total, PerAddress: cmp.Or(cfg.Server.MaxConnectionsPerAddress, max(1, total/2)), Trusted: trustedProxies(cfg), Stall: cfg.Server.StallTimeout,
+	}, log)
+}
+
+func trustedProxies(cfg config.Config) []netip.Prefix {
 	trusted := make([]netip.Prefix, len(cfg.Server.TrustedProxies))
 	for i, text := range cfg.Server.TrustedProxies {
 		trusted[i], _ = config.ParsePrefix(text) // validated
 	}
-	return connlimit.New(connlimit.Config{
-		Total: total, PerAddress: cmp.Or(cfg.Server.MaxConnectionsPerAddress, max(1, total/2)), Trusted: trusted, Stall: cfg.Server.StallTimeout,
-	}, log)
+	return trusted
 }
 
 func defaultConnections() int {

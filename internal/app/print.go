@@ -9,19 +9,24 @@ import (
 	"github.com/covehq/cove/client"
 )
 
-// printNext tells a person what to paste: for our own commands and for E2B's SDKs.
-func (s *Server) printNext(out io.Writer) {
+// printNext tells a person what to paste: for our own commands and for E2B's SDKs. A new key is shown on
+// a terminal only: elsewhere it would stay in a log.
+func (s *Server) printNext(out io.Writer, terminal bool) {
 	key, program := "$("+s.reading(s.KeyFile)+")", "cove"
 	if p, err := os.Executable(); err == nil {
 		program = p
 	}
 	fmt.Fprintf(out, "\nCove is ready at %s\n\n", s.URL)
-	if s.NewKey {
+	if s.NewKey && terminal {
 		fmt.Fprintf(out, "  admin key   %s   (shown this once; kept in %s)\n", string(s.Key), s.KeyFile)
 	} else {
 		fmt.Fprintf(out, "  admin key   in %s\n", s.KeyFile)
 	}
 	fmt.Fprintf(out, "  API         %s%s/openapi.json\n", s.URL, client.Prefix)
+	if s.PlainRefused {
+		fmt.Fprintf(out, "\n  Other machines are refused: plain HTTP would show their keys to the network. Serve TLS with --domain NAME,\n"+
+			"  name a TLS proxy in server.trusted_proxies (COVE_SERVER_TRUSTED_PROXIES), or allow it with --insecure-http.\n")
+	}
 	if s.Caps.Isolation == "none" {
 		fmt.Fprintf(out, "\n  WARNING: the %s driver isolates nothing: what runs here runs on this host.\n", s.Caps.Name)
 	}

@@ -16,14 +16,15 @@ import (
 	"github.com/covehq/cove/internal/config"
 )
 
-// Run serves until ctx ends, then stops gracefully. What a person should know goes to out, the log to logs.
-func Run(ctx context.Context, cfg config.Config, out, logs io.Writer) error {
+// Run serves until ctx ends, then stops gracefully. What a person should know goes to out, which may be a
+// terminal, the log to logs.
+func Run(ctx context.Context, cfg config.Config, out, logs io.Writer, terminal bool) error {
 	log := NewLogger(cfg.Log, logs)
 	s, err := Start(ctx, cfg, log, func(line string) { fmt.Fprintln(out, line) })
 	if err != nil {
 		return err
 	}
-	if err := s.announce(out); err != nil {
+	if err := s.announce(out, terminal); err != nil {
 		return errors.Join(err, s.Close())
 	}
 	log.Info("serving", "url", s.URL, "driver", s.Caps.Name, "data_dir", cfg.DataDir, "pid", os.Getpid())
@@ -51,12 +52,12 @@ func addressFile(dataDir string) string { return filepath.Join(stateDir(dataDir)
 func keyFile(dataDir string) string     { return filepath.Join(stateDir(dataDir), "api_key") }
 
 // announce tells the local CLI, scripts and people where the server is.
-func (s *Server) announce(out io.Writer) error {
+func (s *Server) announce(out io.Writer, terminal bool) error {
 	address := Address{URL: s.URL, PID: os.Getpid(), Domain: s.Domain, CAFile: s.CAFile}
 	if err := writeJSON(addressFile(s.cfg.DataDir), address, 0o600); err != nil {
 		return err
 	}
-	s.printNext(out)
+	s.printNext(out, terminal)
 	if s.cfg.ReadyFile == "" {
 		return nil
 	}

@@ -15,7 +15,7 @@ func (s *Server) listenAll() (peers net.Listener, err error) {
 	if peers, err = s.listenPeers(); err != nil {
 		return nil, err
 	}
-	plain, err := s.listen(s.cfg.Listen, "--listen")
+	plain, err := s.listen(s.cfg.PlainListen(), "--listen")
 	if err != nil {
 		return nil, err
 	}
@@ -32,7 +32,7 @@ func (s *Server) listenAll() (peers net.Listener, err error) {
 	s.base, s.cancel = context.WithCancelCause(context.Background())
 	s.served = make(chan error, 4) // one for each listener
 	s.undo.add("close connections", s.closeConnections)
-	s.answer(plain, s.startup)
+	s.answer(plain, s.plain(s.startup))
 	if secure != nil {
 		s.tls.useGiven(s.certificate, certificateDir(s.cfg.DataDir, s.cfg.TLS.Domain))
 		s.answer(s.tls.listener(secure), s.startup)
@@ -42,6 +42,14 @@ func (s *Server) listenAll() (peers net.Listener, err error) {
 		f.http = s.answer(f.tls.listener(f.listener), f.startup)
 	}
 	return peers, nil
+}
+
+// plain refuses what other machines ask of the listener without TLS, unless the operator allows it.
+func (s *Server) plain(h http.Handler) http.Handler {
+	if s.cfg.PlainEverywhere() {
+		return h
+	}
+	return gateway.PlainHTTP(h, trustedProxies(s.cfg))
 }
 
 // answer serves a listener until the server closes.

@@ -29,7 +29,7 @@ func TestStartup_AnswersWhileTheDatabaseHangs(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	done := make(chan error, 1)
-	go func() { done <- app.Run(ctx, cfg, io.Discard, io.Discard) }()
+	go func() { done <- app.Run(ctx, cfg, io.Discard, io.Discard, false) }()
 	conn, err := database.Accept() // from here on the server waits for it
 	if err != nil {
 		t.Fatal(err)

@@ -14,8 +14,8 @@ func (a *invocation) serve() *cobra.Command {
 		Use:   "serve",
 		Short: "Start the server",
 		Long: "Start the server and print what to paste next.\n\n" +
-			"The first start makes an admin API key: it is printed once and kept in DATA/server/api_key (mode 0600) for the commands\n" +
-			"on this machine. DATA/server/server.json tells them where the server is. One server runs on a data directory at a time.\n\n" +
+			"The first start makes an admin API key: it is kept in DATA/server/api_key (mode 0600) for the commands on this\n" +
+			"machine, and printed once where standard output is a terminal. DATA/server/server.json tells them where the server is. One server runs on a data directory at a time.\n\n" +
 			"With --domain the server also speaks TLS, and every port of a sandbox has a host name: 3000-SANDBOX.NAME. NAME and\n" +
 			"everything below it must lead to this machine. Without --tls-cert the server makes an authority of its own at the first\n" +
 			"start, good for that name only, and prints how to trust it.",
@@ -23,6 +23,7 @@ func (a *invocation) serve() *cobra.Command {
 	}
 	f := c.Flags()
 	f.String("listen", "", "`address` HOST:PORT; port 0 picks one; default 127.0.0.1:8080 (COVE_LISTEN)")
+	f.Bool("insecure-http", false, "let other machines speak plain HTTP: their keys pass the network unencrypted (COVE_SERVER_INSECURE_HTTP)")
 	f.String("domain", "", "serve TLS too, with a `name` for each port: https://PORT-SANDBOX.NAME (COVE_TLS_DOMAIN)")
 	f.String("tls-listen", "", "`address` HOST:PORT of TLS, or off where a proxy in front speaks it; default: port 7443 of the host of --listen (COVE_TLS_LISTEN)")
 	f.String("tls-cert", "", "`file` with a certificate for NAME and *.NAME; default: one of the server's own making (COVE_TLS_CERT)")
@@ -35,7 +36,7 @@ func (a *invocation) serve() *cobra.Command {
 	f.String("log-format", "", "`format`: text or json")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		cfg, err := a.load(changed(c, map[string]string{
-			"listen": "listen", "domain": "tls.domain", "tls-listen": "tls.listen", "tls-cert": "tls.cert", "tls-key": "tls.key", "ready-file": "ready_file",
+			"listen": "listen", "insecure-http": "server.insecure_http", "domain": "tls.domain", "tls-listen": "tls.listen", "tls-cert": "tls.cert", "tls-key": "tls.key", "ready-file": "ready_file",
 			"anonymous": "auth.anonymous", "anonymous-everywhere": "auth.anonymous_everywhere", "driver": "driver", "log-level": "log.level", "log-format": "log.format",
 		}))
 		if err != nil {
@@ -43,7 +44,8 @@ func (a *invocation) serve() *cobra.Command {
 		}
 		ctx, stop := signal.NotifyContext(c.Context(), syscall.SIGINT, syscall.SIGTERM)
 		defer stop()
-		return app.Run(ctx, cfg, a.Out, a.Err)
+		_, shown := terminal(a.Out)
+		return app.Run(ctx, cfg, a.Out, a.Err, shown)
 	}
 	return c
 }

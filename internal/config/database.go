@@ -26,6 +26,8 @@ type Server struct {
 	MaxConnectionsPerAddress int `toml:"max_connections_per_address"` // of an IPv4 address or a /64 of IPv6; zero: half of max_connections
 	// TrustedProxies are addresses or prefixes of proxies in front of this server. Each stands for many clients and has no share.
 	TrustedProxies []string `toml:"trusted_proxies"`
+	// InsecureHTTP lets other machines speak plain HTTP to the listener without TLS.
+	InsecureHTTP bool `toml:"insecure_http"`
 	// StallTimeout is how long a client may take nothing of an answer before it is cut off.
 	StallTimeout time.Duration `toml:"stall_timeout"`
 }
@@ -49,6 +51,27 @@ func (s Server) validateConnections() error {
 		}
 	}
 	return nil
+}
+
+// PlainEverywhere tells whether every machine may speak plain HTTP to this server. An operator who lets
+// every machine in without a key has nothing to keep from the network.
+func (c Config) PlainEverywhere() bool {
+	return c.Server.InsecureHTTP || c.Auth.Anonymous && c.Auth.Everywhere
+}
+
+// PlainListen is where the listener without TLS is. Beside a TLS listener it stays on loopback, unless
+// the operator lets other machines or a proxy use it.
+func (c Config) PlainListen() string {
+	host, port, _ := net.SplitHostPort(c.Listen) // validated
+	if c.TLSListen() == "" || c.PlainEverywhere() || len(c.Server.TrustedProxies) > 0 || loopback(host) {
+		return c.Listen
+	}
+	return net.JoinHostPort("127.0.0.1", port)
+}
+
+func loopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 // DefaultPeerPort is where servers of one database reach each other.

@@ -37,3 +37,29 @@ func TestWhereServersReachEachOther(t *testing.T) {
 		}
 	}
 }
+
+func TestPlainListen(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*config.Config)
+		want   string
+	}{
+		"without a domain":         {func(*config.Config) {}, "0.0.0.0:8080"},
+		"with a domain":            {func(c *config.Config) { c.TLS.Domain = "cove.test" }, "127.0.0.1:8080"},
+		"TLS is a proxy's":         {func(c *config.Config) { c.TLS.Domain, c.TLS.Listen = "cove.test", config.TLSOff }, "0.0.0.0:8080"},
+		"with a domain, allowed":   {func(c *config.Config) { c.TLS.Domain, c.Server.InsecureHTTP = "cove.test", true }, "0.0.0.0:8080"},
+		"with a domain and proxy":  {func(c *config.Config) { c.TLS.Domain, c.Server.TrustedProxies = "cove.test", []string{"10.0.0.1"} }, "0.0.0.0:8080"},
+		"with a domain, localhost": {func(c *config.Config) { c.TLS.Domain, c.Listen = "cove.test", "localhost:8080" }, "localhost:8080"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := config.Default()
+			cfg.Listen = "0.0.0.0:8080"
+			c.change(&cfg)
+			if got := cfg.PlainListen(); got != c.want {
+				t.Errorf("%s, want %s", got, c.want)
+			}
+			if cfg.TLS.Domain != "" && cfg.TLS.Listen == "" && !strings.HasPrefix(cfg.Listen, "localhost") && cfg.TLSListen() != "0.0.0.0:7443" {
+				t.Errorf("the TLS listener is on %s", cfg.TLSListen())
+			}
+		})
+	}
+}
