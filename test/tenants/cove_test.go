@@ -34,9 +34,11 @@ func (w *world) base(dialect string) string {
 // credentials are the headers by which a dialect's client shows who it is.
 func credentials(dialect string) map[string]string {
 	switch dialect {
-	case "cove", "kubernetes", "router":
+	case "cove", "kubernetes":
 		return map[string]string{"Authorization": "Bearer $my_api_key"}
-	case "e2b":
+	case "router":
+		return map[string]string{"Authorization": "Bearer $my_api_key", "X-Sandbox-ID": "$k8s_sandbox"}
+	case "e2b", "e2bbuild":
 		return map[string]string{"X-API-Key": "$my_api_key"}
 	case "envd":
 		return map[string]string{

@@ -49,7 +49,7 @@ func report() {
 	leaks := 0
 	for _, r := range rows.all {
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", r.route, r.a, r.b, r.verdict)
-		if r.verdict != holds {
+		if r.verdict == broken {
 			leaks++
 		}
 	}

@@ -45,11 +45,13 @@ type trial struct {
 	method  string // empty: the route's
 	// fresh makes the things that the request uses up; the names it returns go before A's own. It may register a cleanup.
 	fresh func(w *world, p *tenant) things
+	// after waits for what A's own request began.
+	after func(w *world, p *tenant, about things)
 	// parent is the thing that holds the others of the request: B also tries with its own parent and A's other things.
 	parent string
 	reason string // of kind known
-	// refusals are the statuses that B may get; empty: 401, 403, 404.
-	refusals []int
+	// refusal is another status by which the route says that there is no such thing, beside 401, 403 and 404.
+	refusal int
 	// want is what A's answer holds, with names of things, so that a listing which lists nothing is a broken trial.
 	want string
 	// wantStatus is A's, where it is no 2xx.
@@ -77,6 +79,7 @@ func (w *world) request(tr trial) request {
 	if tr.path != "" {
 		path = tr.path
 	}
+	path = sandboxPrefix[tr.dialect] + path
 	header := credentials(tr.dialect)
 	maps.Copy(header, tr.header)
 	if tr.body != "" && header["Content-Type"] == "" {
@@ -97,7 +100,7 @@ func normal(r reply, about things, names []string) string {
 	}
 	var heads []string
 	for name := range r.header {
-		if name != "Date" && name != "Content-Length" {
+		if name != "Date" && name != "Content-Length" && name != "Connection" {
 			heads = append(heads, name)
 		}
 	}
@@ -117,6 +120,9 @@ func (w *world) try(t *testing.T, tr trial) {
 	}
 	r := w.request(tr)
 	result := row{route: tr.title(), verdict: holds}
+	if tr.kind == known {
+		result.verdict += ": " + tr.reason
+	}
 	defer func() {
 		if t.Failed() {
 			result.verdict = broken
@@ -129,6 +135,9 @@ func (w *world) try(t *testing.T, tr trial) {
 		t.Errorf("B's requests changed what A has: %s", change)
 	}
 	result.a = w.tryA(t, tr, r, about)
+	if tr.after != nil {
+		tr.after(w, w.a, about)
+	}
 }
 
 func (w *world) tryA(t *testing.T, tr trial, r request, about things) string {
@@ -214,10 +223,7 @@ func (w *world) compare(t *testing.T, tr trial, r request, about things, names [
 	}
 	nowhere := about.with(ghosts)
 	never := w.do(r, filler(t, w.b, nowhere))
-	refusals := tr.refusals
-	if len(refusals) == 0 {
-		refusals = []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound}
-	}
+	refusals := []int{http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, tr.refusal}
 	if tr.kind == empty && got.ok() {
 		refusals = []int{got.status}
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/tls"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -147,7 +148,11 @@ func (w *world) do(r request, fill func(string) string) reply {
 	w.Helper()
 	ctx, cancel := context.WithTimeout(w.Context(), patience)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, r.method, r.base+os.Expand(r.path, fill), strings.NewReader(os.Expand(r.body, fill)))
+	body := os.Expand(r.body, fill)
+	if r.header["Content-Type"] == framed {
+		body = frames(body)
+	}
+	req, err := http.NewRequestWithContext(ctx, r.method, r.base+os.Expand(r.path, fill), strings.NewReader(body))
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -184,6 +189,19 @@ func (w *world) do(r request, fill func(string) string) reply {
 	return out
 }
 
+// framed is the type of a stream of Connect: each line of the body is one of its messages.
+const framed = "application/connect+json"
+
+func frames(lines string) string {
+	var out bytes.Buffer
+	for line := range strings.SplitSeq(lines, "\n") {
+		out.WriteByte(0)
+		_ = binary.Write(&out, binary.BigEndian, uint32(len(line)))
+		out.WriteString(line)
+	}
+	return out.String()
+}
+
 // endless is a header of requests whose answers go on until the client leaves.
 const endless = "X-Endless"
 
@@ -202,11 +220,11 @@ func filler(t *testing.T, sender *tenant, about things) func(string) string {
 	}
 }
 
-// named are the names of things that a request is about.
+// named are the names of things that a request is about: not the sender's own, and no versions.
 func (r request) named() (names []string) {
 	seen := map[string]bool{}
 	note := func(name string) string {
-		if !strings.HasPrefix(name, "my_") && !seen[name] {
+		if !strings.HasPrefix(name, "my_") && !strings.HasPrefix(name, "raw_") && !seen[name] {
 			seen[name] = true
 			names = append(names, name)
 		}
