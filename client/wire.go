@@ -87,7 +87,7 @@ type SandboxInfo struct {
 	Deadline time.Time `json:"deadline,omitzero"`
 	EndedAt  time.Time `json:"ended_at,omitzero"`
 	// Cause is why it ended: killed, expired, idle, oom, agent_died, maker_died, host_reboot,
-	// start_failed, shutdown, exited, failed, host_disk_full, disk_failed.
+	// start_failed, shutdown, exited, failed, host_disk_full, disk_failed, record_lost.
 	Cause string `json:"cause,omitempty"`
 	// Message says more about the cause in one sentence.
 	Message string `json:"message,omitempty"`

@@ -34,6 +34,7 @@ const (
 
 	CauseHostDiskFull Cause = "host_disk_full" // the host's disk had no room left for what it wrote
 	CauseDiskFailed   Cause = "disk_failed"    // the host could not write its disk: its files may be damaged
+	CauseRecordLost   Cause = "record_lost"    // the server's database had no row of it
 
 	causeMoved Cause = "moved" // it lives on at another server; no row ever says so
 )

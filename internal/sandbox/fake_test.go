@@ -9,6 +9,7 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -34,7 +35,26 @@ type world struct {
 	driver   *fakeDriver
 	store    *fakeStore
 	observer *fakeObserver
+	logged   lockedBuffer
 	*sandbox.Manager
+}
+
+// lockedBuffer is a log that several servers write.
+type lockedBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
 }
 
 // newWorld starts a first server.
@@ -57,7 +77,7 @@ func newWorld(t *testing.T, cfg sandbox.Config) *world {
 // serve starts a server and ends it with the test.
 func (w *world) serve() {
 	w.t.Helper()
-	m := sandbox.NewManager(w.cfg, w.driver, w.store, fakeTemplates{}, w.observer, slog.New(slog.DiscardHandler))
+	m := sandbox.NewManager(w.cfg, w.driver, w.store, fakeTemplates{}, w.observer, slog.New(slog.NewTextHandler(&w.logged, nil)))
 	if err := m.Open(w.t.Context()); err != nil {
 		w.t.Fatal(err)
 	}

@@ -3,6 +3,8 @@ package sandbox
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/covehq/cove/internal/fault"
@@ -196,14 +198,59 @@ func (m *Manager) stopLeft(ctx context.Context, e *entry, cause Cause, message s
 	}
 }
 
-// stopStrays ends instances that no row knows: nobody could ever reach them.
+// stopStrays ends instances without a living row, which no client could reach. An instance without any
+// row gets one that has ended, with its event, so that its tenant learns why it is gone.
 func (m *Manager) stopStrays(ctx context.Context, instances map[string]Instance) {
-	for id, i := range instances {
-		m.log.Warn("stopping a sandbox that is not in the database", "sandbox", id, "tenant", i.Tenant)
-		if err := m.driver.Stop(ctx, id, CauseKilled); err != nil && !fault.Is(err, fault.NotFound) {
-			m.log.Warn("stray sandbox is not stopped", "sandbox", id, "error", err)
+	var lost, ended []string
+	tenants := map[string]bool{}
+	for _, id := range slices.Sorted(maps.Keys(instances)) {
+		i := instances[id]
+		if err := m.driver.Stop(ctx, id, CauseRecordLost); err != nil && !fault.Is(err, fault.NotFound) {
+			m.log.Warn("stray sandbox is not stopped", "sandbox", id, "tenant", i.Tenant, "error", err)
+			continue
 		}
+		_, err := m.store.Get(ctx, id)
+		if err == nil {
+			ended = append(ended, id)
+			continue
+		}
+		if fault.Is(err, fault.NotFound) {
+			err = m.recordLost(ctx, i)
+		}
+		if err != nil {
+			m.log.Warn("end of a stray sandbox is not recorded", "sandbox", id, "tenant", i.Tenant, "error", err)
+		}
+		lost, tenants[i.Tenant] = append(lost, id), true
 	}
+	if len(lost) > 0 {
+		m.log.Warn("sandboxes without a row were ended: the database lost its last changes, or is an older copy; "+
+			"sessions, artifacts and keys of that time are gone too", "count", len(lost), "tenants", len(tenants), "sandboxes", some(lost))
+	}
+	if len(ended) > 0 {
+		m.log.Warn("sandboxes that lived on after their end was recorded were ended", "count", len(ended), "sandboxes", some(ended))
+	}
+}
+
+// some keeps a line of the log short.
+func some(ids []string) []string { return ids[:min(len(ids), 10)] }
+
+// recordLost writes the row of an instance that has none, as one that has ended.
+func (m *Manager) recordLost(ctx context.Context, i Instance) error {
+	at := now()
+	started := i.Started.UTC().Truncate(time.Microsecond)
+	if i.Started.IsZero() {
+		started = at
+	}
+	m.mu.Lock()
+	server := m.server
+	m.mu.Unlock()
+	r := Record{Server: server, Sandbox: Sandbox{
+		ID: i.ID, Tenant: i.Tenant, Template: i.Template, State: StateEnded, CreatedAt: started, StartedAt: started, EndedAt: at, LastUsed: at,
+		Network: m.cfg.DefaultNetwork, Storage: StorageVolatile,
+		Cause: CauseRecordLost, CauseMessage: "the server's database had no record of it when the server started",
+	}}
+	event := LifecycleEvent{Type: LifecycleEnded, At: at, Cause: r.Cause, Message: r.CauseMessage}
+	return m.write(ctx, r, m.store.Insert, event)
 }
 
 // explain gives the driver a moment to tell how missing sandboxes ended, and then concludes it from what is known.

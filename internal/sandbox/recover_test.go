@@ -105,6 +105,41 @@ func TestRecovery(t *testing.T) {
 				t.Fatal("it is still there")
 			}
 		},
+		"instances without a row are told to their tenants and counted": func(t *testing.T, w *world) {
+			ended := w.create(sandbox.Spec{}).ID
+			if _, err := w.Kill(t.Context(), acme, ended); err != nil {
+				t.Fatal(err)
+			}
+			w.Manager.Close()
+			w.driver.put(sandbox.StartRequest{ID: ended, Tenant: "acme"}) // another server recorded its end
+			for _, id := range []string{"sbone", "sbtwo"} {
+				w.driver.put(sandbox.StartRequest{ID: id, Tenant: "acme"})
+			}
+			w.driver.put(sandbox.StartRequest{ID: "sbthree", Tenant: "globex"})
+			w.serve()
+			synctest.Wait()
+			for _, id := range []string{ended, "sbone", "sbtwo", "sbthree"} {
+				if w.driver.has(id) {
+					t.Errorf("%s is still there", id)
+				}
+			}
+			w.wantEnded("sbone", sandbox.CauseRecordLost)
+			w.wantEnded("sbtwo", sandbox.CauseRecordLost)
+			w.wantEnded(ended, sandbox.CauseKilled)
+			page, err := w.List(t.Context(), acme, sandbox.ListQuery{States: []sandbox.State{sandbox.StateEnded}})
+			if err != nil || len(page.Items) != 3 {
+				t.Errorf("%d ended sandboxes are listed, %v", len(page.Items), err)
+			}
+			logged := w.logged.String()
+			for _, line := range []string{"sandboxes without a row were ended", "count=3 tenants=2", "after their end was recorded were ended\" count=1"} {
+				if strings.Count(logged, line) != 1 {
+					t.Errorf("the log has not one line with %q:\n%s", line, logged)
+				}
+			}
+			if n := strings.Count(logged, "level=WARN"); n != 2 {
+				t.Errorf("%d warnings:\n%s", n, logged)
+			}
+		},
 		"a crash between row and driver leaves an ended row": func(t *testing.T, w *world) {
 			w.Manager.Close()
 			id := w.leftBehind(sandbox.StateStarting, "")

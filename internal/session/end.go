@@ -56,7 +56,7 @@ func stateAfter(cause sandbox.Cause) State {
 		return StateReaped
 	case sandbox.CauseKilled, sandbox.CauseOOM, sandbox.CauseAgentDied, sandbox.CauseMakerDied, sandbox.CauseHostReboot,
 		sandbox.CauseStartFail, sandbox.CauseShutdown, sandbox.CauseExited, sandbox.CauseFailed, sandbox.CauseEvicted, sandbox.CauseNodeLost,
-		sandbox.CauseDeleted, sandbox.CauseHostDiskFull, sandbox.CauseDiskFailed:
+		sandbox.CauseDeleted, sandbox.CauseHostDiskFull, sandbox.CauseDiskFailed, sandbox.CauseRecordLost:
 		return StateLost
 	}
 	return StateLost

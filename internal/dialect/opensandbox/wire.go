@@ -92,7 +92,7 @@ func wireStatus(sb sandbox.Sandbox) Condition {
 var lasting = []sandbox.Cause{
 	sandbox.CauseExited, sandbox.CauseFailed, sandbox.CauseOOM, sandbox.CauseAgentDied, sandbox.CauseMakerDied, sandbox.CauseHostReboot,
 	sandbox.CauseEvicted, sandbox.CauseNodeLost, sandbox.CauseDeleted, sandbox.CauseHostDiskFull,
-	sandbox.CauseDiskFailed,
+	sandbox.CauseDiskFailed, sandbox.CauseRecordLost,
 }
 
 // pagination is which part of a listing an answer has.
