@@ -180,6 +180,10 @@ func (c Config) validateDatabase() error {
 	case c.Server.Replicas > 1 && !d.Postgres():
 		return fmt.Errorf("server.replicas = %d needs Postgres: several servers cannot share a SQLite file; set database.url (%s) or database.url_file, or run one server",
 			c.Server.Replicas, EnvName("database.url"))
+	case c.Server.Replicas > 1 && c.Driver == DriverNative:
+		return fmt.Errorf("server.replicas = %d with driver = %s: sandboxes live on the machine of their server, and another server would record "+
+			"them as ended while they run; give each server a database of its own and leave server.replicas out, or use driver = %s",
+			c.Server.Replicas, DriverNative, DriverKubernetes)
 	}
 	return c.Server.validate()
 }

@@ -53,7 +53,9 @@ func TestWhereStateIsKept(t *testing.T) {
 		"one server needs no more":   {map[string]string{"COVE_SERVER_REPLICAS": "1"}, "", false},
 		"in Postgres":                {map[string]string{"COVE_DATABASE_URL": "postgres://u:p@h/d"}, "", true},
 		"by a file":                  {map[string]string{"COVE_DATABASE_URL_FILE": "/run/secrets/db"}, "", true},
-		"several servers":            {map[string]string{"COVE_DATABASE_URL": "postgresql://h/d", "COVE_SERVER_REPLICAS": "3"}, "", true},
+		"several servers":            {map[string]string{"COVE_DATABASE_URL": "postgresql://h/d", "COVE_SERVER_REPLICAS": "3", "COVE_DRIVER": "inproc"}, "", true},
+		"several native servers":     {map[string]string{"COVE_DATABASE_URL": "postgresql://h/d", "COVE_SERVER_REPLICAS": "2"}, "server.replicas = 2 with driver = native: sandboxes live on the machine of their server", false},
+		"one native server":          {map[string]string{"COVE_DATABASE_URL": "postgresql://h/d", "COVE_SERVER_REPLICAS": "1"}, "", true},
 		"several with SQLite":        {map[string]string{"COVE_SERVER_REPLICAS": "2"}, "server.replicas = 2 needs Postgres: several servers cannot share a SQLite file", false},
 		"fewer than none":            {map[string]string{"COVE_SERVER_REPLICAS": "-1"}, "negative", false},
 		"two places":                 {map[string]string{"COVE_DATABASE_URL": "postgres://h/d", "COVE_DATABASE_URL_FILE": "/x"}, "say one of them", false},
@@ -76,7 +78,7 @@ func TestWhereStateIsKept(t *testing.T) {
 
 func TestAPasswordInAFileIsNotExplained(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "cove.toml")
-	if err := os.WriteFile(file, []byte("[database]\nurl = 'postgres://cove:hunter2@h/d'\n[server]\nreplicas = 2\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("driver = 'inproc'\n[database]\nurl = 'postgres://cove:hunter2@h/d'\n[server]\nreplicas = 2\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	all, err := config.Explain(config.Source{File: file, Env: none})

@@ -27,7 +27,7 @@ func TestWhereServersReachEachOther(t *testing.T) {
 		"a volume for all of them": {"127.0.0.1:8080", config.Server{Replicas: 2, SharedVolume: true}, "127.0.0.1:7446", ""},
 	} {
 		cfg := config.Default()
-		cfg.Listen, cfg.Server, cfg.DataDir = c.listen, c.server, t.TempDir()
+		cfg.Listen, cfg.Server, cfg.DataDir, cfg.Driver = c.listen, c.server, t.TempDir(), config.DriverInproc
 		cfg.Database.URL = "postgres://cove@db.example/cove"
 		if got := cfg.PeerListen(); got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)

@@ -60,7 +60,7 @@ func (c *claim) take(ctx context.Context) error {
 		conn.Close()
 	}
 	if sqlState(err) == stateLockTimeout {
-		return fault.Wrap(fault.Conflict, err, "another server uses this database: stop it, give this one a database of its own, or set server.replicas of all of them to how many they are")
+		return fault.Wrap(fault.Conflict, err, "another server uses this database: stop it, give this one a database of its own, or with the Kubernetes driver set server.replicas of all of them to how many they are")
 	}
 	if err != nil {
 		return fmt.Errorf("claim the database: %w", err)
