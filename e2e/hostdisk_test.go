@@ -2,7 +2,10 @@ package e2e_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -176,4 +179,68 @@ func fillAll(t *testing.T, s *server, other *client.Client, keepers []*keeper, s
 		}
 		return err == nil
 	})
+}
+
+// TestStartOnFullDisk kills a server, and its maker too, while not a byte is free.
+func TestStartOnFullDisk(t *testing.T) {
+	s := smallServer(t, 4<<30)
+	s.ready = filepath.Join(t.TempDir(), "ready.json")
+	kept := s.create(t, client.CreateRequest{})
+	kept.value("x = 41")
+	ending := s.create(t, client.CreateRequest{})
+	// The server stands still meanwhile: what it keeps for its database is not for the filler.
+	_ = s.cmd.Process.Signal(unix.SIGSTOP)
+	free := s.fillUp(t)
+	_ = s.cmd.Process.Signal(unix.SIGCONT)
+	eventually(t, "the end of a sandbox is recorded", patience, func() bool {
+		_ = ending.Kill(t.Context())
+		sb, err := s.Get(t.Context(), ending.ID)
+		return err == nil && sb.State == "ended"
+	})
+	s.crash(t)
+	free()
+	s.start(t) // and keeps space again
+	s.crash(t)
+	s.fillUp(t)
+	s.start(t)
+	k := &sandbox{t, s.Sandbox(kept.ID)}
+	if got := k.value("x + 1"); got != "42" {
+		t.Errorf("the sandbox says %s", got)
+	}
+	s.crash(t)
+	if pid := makerPID(s.dir); pid != 0 {
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+	eventually(t, "the maker is gone", patience, func() bool { return makerPID(s.dir) == 0 })
+	free = s.fillUp(t)
+	s.start(t)
+	_, err := s.Create(t.Context(), client.CreateRequest{})
+	expect(t, err, client.DiskFull, "the server's disk is full")
+	free()
+	eventually(t, "there is space again", patience, func() bool {
+		sb, err := s.Create(t.Context(), client.CreateRequest{})
+		if err == nil {
+			_ = sb.Kill(t.Context())
+		}
+		return err == nil
+	})
+}
+
+// fillUp leaves nothing at all.
+func (s *server) fillUp(t *testing.T) (free func()) {
+	t.Helper()
+	most := s.fill(t, 0)
+	name := filepath.Join(filepath.Dir(s.dir), "rest")
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for err = nil; err == nil; { // with its metadata, which takes blocks too
+		_, err = f.Write(make([]byte, 4096))
+	}
+	if !errors.Is(err, unix.ENOSPC) {
+		t.Fatal(err)
+	}
+	return func() { most(); _ = os.Remove(name) }
 }

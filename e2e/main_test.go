@@ -132,6 +132,7 @@ type server struct {
 	url, key string
 
 	cmd    *exec.Cmd
+	ready  string        // the ready file, where it is not in the data directory
 	exited chan struct{} // closed when cmd has been waited for
 	said   *lockedBuffer // stdout and stderr
 }
@@ -167,7 +168,12 @@ func makeServer(t testing.TB, env ...string) *server {
 	return &server{dir: dir, env: append([]string{"COVE_TEMPLATE_PREPARE=python"}, env...)}
 }
 
-func (s *server) readyFile() string { return filepath.Join(s.dir, "ready.json") }
+func (s *server) readyFile() string {
+	if s.ready != "" {
+		return s.ready
+	}
+	return filepath.Join(s.dir, "ready.json")
+}
 
 // start runs the server and returns when it serves.
 func (s *server) start(t testing.TB) {

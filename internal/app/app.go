@@ -194,6 +194,7 @@ func (s *Server) lockData() error {
 		return err
 	}
 	s.undo.add("unlock data directory", unlock)
+	s.undo.add("stop keeping space for the database", keepBallast(stateDir(s.cfg.DataDir), s.log).close)
 	return nil
 }
 

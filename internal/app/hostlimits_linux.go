@@ -1,6 +1,8 @@
 package app
 
 import (
+	"errors"
+	"os"
 	"runtime"
 
 	"golang.org/x/sys/unix"
@@ -29,4 +31,13 @@ func diskFree(dataDir string) (int64, bool) {
 		return 0, false
 	}
 	return int64(disk.Bavail) * disk.Bsize, true
+}
+
+// takeSpace makes a file whose blocks are the disk's from now on.
+func takeSpace(path string, bytes int64) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	return errors.Join(unix.Fallocate(int(f.Fd()), 0, 0, bytes), f.Close())
 }

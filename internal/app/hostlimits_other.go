@@ -7,3 +7,5 @@ import "github.com/covehq/cove/internal/template"
 func hostLimits(string) template.Limits { return template.Limits{} }
 
 func diskFree(string) (int64, bool) { return 0, false }
+
+func takeSpace(string, int64) error { return nil }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/covehq/cove/internal/config"
@@ -54,7 +55,9 @@ func keyFile(dataDir string) string     { return filepath.Join(stateDir(dataDir)
 // announce tells the local CLI, scripts and people where the server is.
 func (s *Server) announce(out io.Writer, terminal bool) error {
 	address := Address{URL: s.URL, PID: os.Getpid(), Domain: s.Domain, CAFile: s.CAFile}
-	if err := writeJSON(addressFile(s.cfg.DataDir), address, 0o600); err != nil {
+	if err := writeJSON(addressFile(s.cfg.DataDir), address, 0o600); errors.Is(err, syscall.ENOSPC) {
+		s.log.Warn("the disk is full: programs on this machine do not find the server by its data directory", "error", err)
+	} else if err != nil {
 		return err
 	}
 	s.printNext(out, terminal)

@@ -104,6 +104,9 @@ func (p *pool) prepare(ctx context.Context) error {
 	if !first {
 		return nil
 	}
+	if p.m.space.check(0) != nil {
+		return nil // it is made when there is space
+	}
 	// Prove that a shell can be made, so that the first caller is not the one who learns that it cannot.
 	form := p.form
 	form.ahead = true
@@ -138,7 +141,10 @@ func (p *pool) fill() {
 				return
 			}
 		}
-		if !p.calm() {
+		if p.ctx.Err() != nil {
+			return
+		}
+		if !p.calm() || !p.hasSpace() {
 			continue
 		}
 		form := p.form
@@ -228,6 +234,24 @@ func (p *pool) calm() bool {
 	select {
 	case <-timer.C:
 	case <-p.refill:
+	case <-p.ctx.Done():
+	}
+	return false
+}
+
+// fullRest is how long a pool waits before it looks again whether the host's disk has space.
+const fullRest = time.Second
+
+// hasSpace waits while the host's disk is full: what is kept ready must not take what the sandboxes that live still need. It
+// reports false when the caller should look again.
+func (p *pool) hasSpace() bool {
+	if p.m.space.check(0) == nil {
+		return true
+	}
+	timer := time.NewTimer(fullRest)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
 	case <-p.ctx.Done():
 	}
 	return false

@@ -1,8 +1,10 @@
 package maker
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 
@@ -12,7 +14,8 @@ import (
 	"github.com/covehq/cove/internal/policy"
 )
 
-// writeRules keeps what the operator allows in a file that root alone can write.
+// writeRules keeps what the operator allows in a file that root alone can write. A file that says so already is left as it
+// is: a server must start also when the disk is full.
 func writeRules(dataDir, file string, rules any) error {
 	dir := filepath.Join(dataDir, "maker")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -25,14 +28,18 @@ func writeRules(dataDir, file string, rules any) error {
 	if err != nil {
 		return err
 	}
+	text = append(text, '\n')
+	if old, err := readRulesFile(file, "rules"); err == nil && bytes.Equal(old, text) {
+		return nil
+	}
 	f, err := os.CreateTemp(dir, "rules")
 	if err != nil {
-		return err
+		return fullHost(err)
 	}
 	defer os.Remove(f.Name())
-	_, err = f.Write(append(text, '\n'))
+	_, err = f.Write(text)
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
+		return fullHost(err)
 	}
 	return os.Rename(f.Name(), file)
 }
@@ -40,22 +47,30 @@ func writeRules(dataDir, file string, rules any) error {
 // readRules reads such a file. Without a file, rules stay as they are: nothing is allowed. A file that others than root can
 // write is refused.
 func readRules(file, what string, rules any) error {
-	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	text, err := readRulesFile(file, what)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	return json.Unmarshal(text, rules)
+}
+
+func readRulesFile(file, what string) ([]byte, error) {
+	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
 	defer f.Close()
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return err
+		return nil, err
 	}
 	if st.Uid != 0 || st.Mode&0o022 != 0 || st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return fault.New(fault.Denied, "the list of allowed %s is not root's alone, so none is allowed: chown root and chmod go-w %s", what, f.Name())
+		return nil, fault.New(fault.Denied, "the list of allowed %s is not root's alone, so none is allowed: chown root and chmod go-w %s", what, f.Name())
 	}
-	return json.NewDecoder(f).Decode(rules)
+	return io.ReadAll(f)
 }
 
 func networksFile(dataDir string) string { return filepath.Join(dataDir, "maker", "networks.json") }
