@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -256,24 +257,45 @@ func TestOnlyAChangeOfReadinessIsLogged(t *testing.T) {
 }
 
 func TestAPartThatHangsHasFailed(t *testing.T) {
-	asked := 0
+	var asked atomic.Int32
 	free := make(chan struct{})
 	s, g := newServer(t, io.Discard, gateway.Config{ReadyFor: time.Nanosecond, Checks: gateway.Checks{
-		"files": func(context.Context) error { asked++; <-free; return nil },
+		"files": func(context.Context) error { asked.Add(1); <-free; return nil },
 	}})
 	for range 2 {
 		if resp, body := get(t, s.URL+"/readyz"); resp.StatusCode != 503 || !strings.Contains(body, `"files":"failed"`) {
 			t.Error(resp.Status, body)
 		}
 	}
+	if asked.Load() != 1 {
+		t.Errorf("while it hangs it was asked %d times", asked.Load())
+	}
 	close(free)
 	if resp, _ := get(t, s.URL+"/readyz"); resp.StatusCode != 200 {
 		t.Error("when it has come back:", resp.Status)
 	}
 	g.Wait()
-	if asked != 1 {
-		t.Errorf("it was asked %d times", asked)
+}
+
+// TestReadiness_OldFailureIsNotTold has a check that hangs, fails at last and is well again.
+func TestReadiness_OldFailureIsNotTold(t *testing.T) {
+	asked := 0
+	free := make(chan struct{})
+	s, g := newServer(t, io.Discard, gateway.Config{ReadyFor: time.Nanosecond, Checks: gateway.Checks{"driver": func(context.Context) error {
+		if asked++; asked > 1 {
+			return nil
+		}
+		<-free
+		return errors.New("the maker is gone")
+	}}})
+	if resp, body := get(t, s.URL+"/readyz"); resp.StatusCode != 503 {
+		t.Error("while it hangs:", resp.Status, body)
 	}
+	close(free)
+	if resp, body := get(t, s.URL+"/readyz"); resp.StatusCode != 200 {
+		t.Error("after it has recovered:", resp.Status, body)
+	}
+	g.Wait()
 }
 
 func TestAHarmlessRequestIDIsKept(t *testing.T) {

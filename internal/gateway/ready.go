@@ -71,32 +71,43 @@ func (g *Gateway) look() map[string]string {
 	return now
 }
 
-// ask asks one part. One that hangs, as a disk may, has failed, and is not asked again before it has come back. The caller
-// holds mu.
+// ask asks one part. One that hangs, as a disk may, has failed, and is not asked again before it has come back: then it
+// is, since what it says at last is as old as the question. The caller holds mu.
 func (g *Gateway) ask(name string) error {
-	answer := g.health.stuck[name]
-	if answer == nil {
-		answer = make(chan error, 1)
-		g.inflight.Go(func() {
-			// It is nobody's request: the answer is for all.
-			ctx, cancel := context.WithTimeout(context.Background(), checkPatience)
-			defer cancel()
-			answer <- g.cfg.Checks[name](ctx)
-		})
-	}
 	late := time.NewTimer(checkPatience)
 	defer late.Stop()
-	select {
-	case err := <-answer:
-		delete(g.health.stuck, name)
-		return err
-	case <-late.C:
-		if g.health.stuck == nil {
-			g.health.stuck = map[string]chan error{}
+	for {
+		answer := g.health.stuck[name]
+		old := answer != nil
+		if !old {
+			answer = g.begin(name)
 		}
-		g.health.stuck[name] = answer
-		return errors.New("it does not answer")
+		select {
+		case err := <-answer:
+			delete(g.health.stuck, name)
+			if !old {
+				return err
+			}
+		case <-late.C:
+			if g.health.stuck == nil {
+				g.health.stuck = map[string]chan error{}
+			}
+			g.health.stuck[name] = answer
+			return errors.New("it does not answer")
+		}
 	}
+}
+
+// begin starts one check.
+func (g *Gateway) begin(name string) chan error {
+	answer := make(chan error, 1)
+	g.inflight.Go(func() {
+		// The answer is for every caller, so it does not end with one of them.
+		ctx, cancel := context.WithTimeout(context.Background(), checkPatience)
+		defer cancel()
+		answer <- g.cfg.Checks[name](ctx)
+	})
+	return answer
 }
 
 func (g *Gateway) ready(w http.ResponseWriter, _ *http.Request) {

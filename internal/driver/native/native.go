@@ -422,13 +422,7 @@ func (d *Driver) mourn(ctx context.Context, err error, yield func(sandbox.Ended,
 // was known of the dead one is forgotten.
 func (d *Driver) bury(ctx context.Context) []string {
 	before := d.hello.PID
-	d.mu.Lock()
-	idle := d.idle
-	d.idle = nil
-	d.mu.Unlock()
-	for _, c := range idle {
-		c.Close()
-	}
+	d.dropIdle()
 	if r, _, err := d.call(ctx, wire.Request{Op: wire.OpHello}); err == nil && r.Hello != nil && r.Hello.PID == before {
 		return nil
 	}
@@ -442,9 +436,24 @@ func (d *Driver) bury(ctx context.Context) []string {
 	return dead
 }
 
-// Ready tells whether sandboxes can be made.
+// dropIdle closes the connections that wait for a request: they may be those of a maker that has ended.
+func (d *Driver) dropIdle() {
+	d.mu.Lock()
+	idle := d.idle
+	d.idle = nil
+	d.mu.Unlock()
+	for _, c := range idle {
+		c.Close()
+	}
+}
+
+// Ready tells whether sandboxes can be made. A failure is asked again on a new connection: another maker may run by now.
 func (d *Driver) Ready(ctx context.Context) error {
 	_, _, err := d.call(ctx, wire.Request{Op: wire.OpHello})
+	if err != nil && ctx.Err() == nil {
+		d.dropIdle()
+		_, _, err = d.call(ctx, wire.Request{Op: wire.OpHello})
+	}
 	return err
 }
 
