@@ -315,7 +315,7 @@ func (b *build) fill(ctx context.Context, l *layer, i int, below []*built) error
 	d := b.links[i]
 	b.progress(Progress{Step: StepFiles, Message: d.Name})
 	steps := []func() error{
-		func() error { return b.fillHost(l, d) },
+		func() error { return b.fillHost(ctx, l, d) },
 		func() error { return d.fillOwn(l) },
 		func() error { return b.fillHome(l, i, below) },
 	}
@@ -349,7 +349,7 @@ func (b *build) pythonLink() int {
 }
 
 // fillHost copies what the definition allows of the host and hides what it may not show.
-func (b *build) fillHost(l *layer, d *Definition) error {
+func (b *build) fillHost(ctx context.Context, l *layer, d *Definition) error {
 	visible := func(p string) bool {
 		if within("/etc", p) {
 			return !forbidden(p)
@@ -362,7 +362,12 @@ func (b *build) fillHost(l *layer, d *Definition) error {
 		return slices.ContainsFunc(slices.Concat(b.all.Host.Trees, systemLinks), func(tree string) bool { return within(tree, p) })
 	}
 	for _, from := range slices.Concat(d.etcPaths(), d.Host.Copy) {
-		if err := l.copyTree(from, visible); err != nil {
+		copyTree := func() error { return l.copyTree(from, visible) }
+		if isDpkg(from) {
+			whole := copyTree
+			copyTree = func() error { return l.copyDpkg(ctx, from, b.progress, whole) }
+		}
+		if err := copyTree(); err != nil {
 			return err
 		}
 	}

@@ -126,3 +126,14 @@ func lockFile(ctx context.Context, name string, waiting func()) (unlock func(), 
 		}
 	}
 }
+
+// lockedByOther tells whether a process holds a record lock on a file, as fcntl takes it.
+func lockedByOther(name string) bool {
+	f, err := os.Open(name)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	lock := unix.Flock_t{Type: unix.F_WRLCK}
+	return unix.FcntlFlock(f.Fd(), unix.F_GETLK, &lock) == nil && lock.Type != unix.F_UNLCK
+}

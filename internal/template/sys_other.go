@@ -12,6 +12,7 @@ import (
 
 func setOpaque(string) error           { return errors.ErrUnsupported }
 func isOpaque(string) bool             { return false }
+func lockedByOther(string) bool        { return false }
 func makeWhiteout(string) error        { return errors.ErrUnsupported }
 func ownerOf(fs.FileInfo) int          { return -1 }
 func bytesOnDisk(string) int64         { return 0 }

@@ -42,7 +42,7 @@ func Check(ctx context.Context, options Options) []Finding {
 	h := &host{options: options}
 	checks := []func(context.Context, *host) []Finding{
 		privilege, capabilities, tracing, kernel, container, userNamespaces, dataDir, copies, layers, seccompFilter, cgroups, pause, firewall, veth, forwarding,
-		diskImages, memory, hugePages, sameMemory, hardware, clock,
+		diskImages, memory, hugePages, sameMemory, hardware, clock, packages,
 	}
 	if options.Root == "" {
 		checks = append(checks, compiler, python, tools)

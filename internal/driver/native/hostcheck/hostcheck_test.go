@@ -203,3 +203,16 @@ func traces(t *testing.T, data string) []string {
 	slices.Sort(all)
 	return all
 }
+
+func TestPackages(t *testing.T) {
+	if f := look(t, nil)["packages"]; f.Level != "" {
+		t.Errorf("without dpkg: %+v", f)
+	}
+	if f := look(t, map[string]string{"/var/lib/dpkg/status": ""})["packages"]; f.Level != hostcheck.OK {
+		t.Errorf("at rest: %+v", f)
+	}
+	f := look(t, map[string]string{"/var/lib/dpkg/status": "", "/var/lib/dpkg/updates/0001": "x"})["packages"]
+	if f.Level != hostcheck.Warn || f.Remedy != "dpkg --configure -a" {
+		t.Errorf("interrupted: %+v", f)
+	}
+}

@@ -316,3 +316,18 @@ func tools(_ context.Context, h *host) []Finding {
 	}
 	return one("tools", Warn, "apt install "+strings.Join(packages, " "), "%s missing on this host and so in every sandbox of base and python", strings.Join(missing, ", "))
 }
+
+// packages looks at the database of the host's package manager, of which every sandbox has a copy.
+func packages(_ context.Context, h *host) []Finding {
+	const name = "packages"
+	dir := h.path(template.DpkgDir)
+	switch {
+	case !h.exists(template.DpkgDir):
+		return nil // another package manager
+	case template.DpkgBusy(dir):
+		return one(name, Note, "", "the host's package manager is at work: templates are built when it has finished")
+	case template.DpkgInterrupted(dir):
+		return one(name, Warn, "dpkg --configure -a", "the host's package manager was interrupted: templates cannot be built")
+	}
+	return one(name, OK, "", "the host's package manager is at rest")
+}
