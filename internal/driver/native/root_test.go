@@ -99,3 +99,29 @@ func TestRootAddsUsers(t *testing.T) {
 		b.root(line + " && id " + map[bool]string{true: "one", false: "two"}[strings.HasSuffix(line, "one")])
 	}
 }
+
+// Programs that ask PAM: root needs no password, others have the one that root gave them.
+func TestAccounts(t *testing.T) {
+	b := start(t, from(buildTemplate(t, "base")))
+	for _, c := range []struct{ line, says string }{
+		{"su user -c 'id -un'", "user"},
+		{"su - user -c 'pwd'", "/home/user"},
+		{"runuser -u user -- id -un", "user"},
+		{"runuser -l user -c 'id -un'", "user"},
+		{"adduser --disabled-password --gecos '' alice >/dev/null && id -un alice && ls -d /home/alice", "alice\n/home/alice"},
+		{"adduser --system --group daemonling >/dev/null && id -gn daemonling", "daemonling"},
+		{"useradd -m bob && stat -c %U /home/bob", "bob"},
+		{"echo bob:secret | chpasswd && passwd -S bob | cut -d' ' -f2 && grep -o '^bob:[$]6[$]' /etc/shadow", "P\nbob:$6$"},
+		{"deluser alice >/dev/null && ! id alice 2>/dev/null", ""},
+	} {
+		got := b.exec(agentapi.ExecParams{Argv: []string{"/bin/bash", "-c", c.line}, User: "root"})
+		if got.end.ExitCode != 0 || strings.TrimSpace(got.stdout) != c.says {
+			t.Errorf("%s: exit %d, %q %q; want %q", c.line, got.end.ExitCode, got.stdout, got.stderr, c.says)
+		}
+	}
+	// A user who is not root does not become one without a password.
+	got := b.exec(agentapi.ExecParams{Argv: []string{"/bin/bash", "-c", "su root -c 'id -u' </dev/null"}, User: "user"})
+	if got.end.ExitCode == 0 || strings.Contains(got.stdout, "0") {
+		t.Errorf("su without a password: exit %d, %q %q", got.end.ExitCode, got.stdout, got.stderr)
+	}
+}
