@@ -244,3 +244,22 @@ func (s *server) fillUp(t *testing.T) (free func()) {
 	}
 	return func() { most(); _ = os.Remove(name) }
 }
+
+// TestDamagedDisk has programs of the host take the last byte, which no reserve prevents: a sandbox whose writes are lost
+// ends with a cause.
+func TestDamagedDisk(t *testing.T) {
+	s := smallServer(t, 4<<30)
+	for _, storage := range []string{"volatile", "durable"} {
+		t.Run(storage, func(t *testing.T) {
+			sb := s.create(t, client.CreateRequest{Storage: storage})
+			free := s.fillUp(t)
+			defer free()
+			// Less than what would stop it, and past the caches. How this ends is told by the sandbox's end.
+			_, _ = sb.Exec(t.Context(), client.ExecRequest{Argv: []string{"bash", "-c", "head -c 30000 /dev/urandom > new; dd if=new iflag=direct bs=1M of=/dev/null; sync new"}})
+			info := s.ended(t, sb.ID)
+			if info.Cause != "host_disk_full" {
+				t.Errorf("it ended with the cause %s: %s", info.Cause, info.Message)
+			}
+		})
+	}
+}

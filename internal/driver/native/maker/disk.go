@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -150,6 +151,7 @@ type disk struct {
 	device  string
 	empty   int64         // bytes that the file system uses for itself
 	below   []*frozenDisk // layers between it and the template's, uppermost first; held
+	failed  atomic.Bool   // the host could not write it
 
 	calm    *time.Timer // calls settle
 	copying sync.Mutex  // a file system freezes once at a time, and is not let go of meanwhile

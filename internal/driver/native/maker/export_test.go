@@ -271,3 +271,6 @@ func OrderFork(ctx context.Context, conn *net.UnixConn, pidfd *os.File, files ..
 
 // DefaultReserve is what stays free of a file system where the operator says nothing.
 var DefaultReserve = defaultReserve
+
+// LoopError finds records of errors of loop devices.
+var LoopError = loopError

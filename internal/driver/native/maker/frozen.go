@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/covehq/cove/internal/driver/native/wire"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -108,6 +109,7 @@ func (k *disk) freeze(dir string, still func(func() error) error) (_ *frozenDisk
 // sync writes what is only in memory.
 func (k *disk) sync() error {
 	if err := hold(k.root, unix.Syncfs); err != nil {
+		k.failed.Store(!errors.Is(err, wire.ErrNotHeld)) // the kernel tells of an error once
 		return fmt.Errorf("sync disk: %w", k.disks.perhapsFull(err))
 	}
 	return nil

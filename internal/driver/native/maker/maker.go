@@ -58,6 +58,7 @@ type Maker struct {
 	images    layerStore      // unpacked layers of container images
 	wg        sync.WaitGroup  // goroutines that end with the maker
 	closed    chan struct{}   // closed when closing is set
+	suspect   chan struct{}   // full when a loop device had an error
 	life      context.Context // of work that outlives its caller; ends with the maker
 	die       context.CancelFunc
 
@@ -116,7 +117,7 @@ type live struct {
 // Open prepares the host: cgroups, network, private mounts; and clears what an earlier maker left behind.
 func Open(cfg Config) (*Maker, error) {
 	m := &Maker{
-		cfg: cfg, log: cfg.Log, slots: newSlots(), closed: make(chan struct{}),
+		cfg: cfg, log: cfg.Log, slots: newSlots(), closed: make(chan struct{}), suspect: make(chan struct{}, 1),
 		pools: map[poolKey]*pool{}, sandboxes: map[string]*live{}, dying: map[*shell]struct{}{}, spoilt: map[string]bool{}, ends: newJournal(),
 	}
 	if id, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
@@ -154,7 +155,7 @@ func Open(cfg Config) (*Maker, error) {
 	if err := m.sweepGroups(); err != nil {
 		return nil, err
 	}
-	m.oom = followOOM(m.log, "/"+m.groups.Name()+"/", liveGroups{m}, m.tellShortage)
+	m.oom = followOOM(m.log, "/"+m.groups.Name()+"/", liveGroups{m}, m.tellShortage, m.suspectDisks)
 	undo.add(m.oom.close)
 	if cfg.Network {
 		m.net, err = network.Open(network.Options{Tag: cfg.Tag, Log: m.log})
@@ -187,6 +188,7 @@ func Open(cfg Config) (*Maker, error) {
 	}
 	m.wg.Go(m.keepHouse)
 	m.wg.Go(m.watchSpace)
+	m.wg.Go(m.watchDisks)
 	undo.release()
 	return m, nil
 }

@@ -24,6 +24,7 @@ type oomLog struct {
 	file   *os.File
 	prefix string // of our cgroups, "/cove-x/"
 	tell   func(group string, v victim)
+	failed func() // hears that a loop device had an error
 	groups oomGroups
 
 	mu      sync.Mutex
@@ -62,8 +63,9 @@ func newOOMLog(prefix string, groups oomGroups, tell func(group string, v victim
 	return &oomLog{prefix: prefix, groups: groups, tell: tell, victims: map[string]victim{}, heard: map[string]int{}}
 }
 
-func followOOM(log *slog.Logger, prefix string, groups oomGroups, tell func(group string, v victim)) *oomLog {
+func followOOM(log *slog.Logger, prefix string, groups oomGroups, tell func(group string, v victim), failed func()) *oomLog {
 	o := newOOMLog(prefix, groups, tell)
+	o.failed = failed
 	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		log.Warn("no kernel log: out-of-memory victims cannot be named", "error", err)
@@ -97,6 +99,10 @@ var (
 
 // hear reads one record. Process names come from sandboxes: they are only ever shown.
 func (o *oomLog) hear(record string) {
+	if o.failed != nil && loopError.MatchString(record) {
+		o.failed()
+		return
+	}
 	if f := oomTask.FindStringSubmatch(record); f != nil {
 		group, ok := strings.CutPrefix(f[1], o.prefix)
 		if !ok {
@@ -120,6 +126,10 @@ func (o *oomLog) hear(record string) {
 		}
 	}
 }
+
+// loopError is a record of an error of a loop device or of a file system on one. The text begins after the first semicolon,
+// so that the name of a process, which a sandbox chooses, is not taken for one.
+var loopError = regexp.MustCompile(`^[^;]*;(Buffer I/O error on dev loop\d|EXT4-fs error \(device loop\d|EXT4-fs warning \(device loop\d+\): ext4_end_bio|(I/O|critical [a-z ]+|[a-z ]+) error, dev loop\d)`)
 
 func newVictim(process, pid, uid string) victim {
 	v := victim{process: strings.ToValidUTF8(process, "?")}

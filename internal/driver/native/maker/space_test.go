@@ -18,3 +18,21 @@ func TestDefaultReserve(t *testing.T) {
 		}
 	}
 }
+
+func TestLoopError(t *testing.T) {
+	for record, want := range map[string]bool{
+		"3,1,2,-;critical space allocation error, dev loop49, sector 8 op 0x1:(WRITE) flags 0x3000":           true,
+		"3,1,2,-;I/O error, dev loop3, sector 8 op 0x1:(WRITE)":                                               true,
+		"3,1,2,-;Buffer I/O error on dev loop49, logical block 8270, lost async page write":                   true,
+		"4,1,2,-;EXT4-fs warning (device loop7): ext4_end_bio:343: I/O error 10 writing to inode 12 starting": true,
+		"2,1,2,-;EXT4-fs error (device loop7): ext4_lookup:1":                                                 true,
+		"4,1,2,-;EXT4-fs warning (device loop7): ext4_dx_add_entry:2461: Directory (ino: 2) index full":       false, // a sandbox can make it
+		"3,1,2,-;I/O error, dev vda, sector 8 op 0x1:(WRITE)":                                                 false,
+		"6,1,2,-;oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/a,task=;I/O error, dev loop3,pid=1,uid=1":   false,
+		"6,1,2,-;EXT4-fs (loop67): mounted filesystem 994cf03f r/w without journal. Quota mode: none.":        false,
+	} {
+		if got := maker.LoopError.MatchString(record); got != want {
+			t.Errorf("%q: %t", record, got)
+		}
+	}
+}

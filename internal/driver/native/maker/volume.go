@@ -43,6 +43,7 @@ type volume struct {
 	turn   chan struct{} // full while somebody has it: what follows is theirs
 	device string
 	mount  *os.File // keeps the device
+	root   atomic.Pointer[os.File]
 }
 
 const (

@@ -83,6 +83,9 @@ func (u *volume) leave() {
 	}
 	mount := u.mount
 	u.mount = nil
+	if root := u.root.Swap(nil); root != nil {
+		root.Close()
+	}
 	u.all.closing.Go(func() { mount.Close() })
 }
 
@@ -110,6 +113,12 @@ func (u *volume) open(ctx context.Context) error {
 	if u.mount, err = mountImage(loop.Name(), "discard"); err != nil {
 		return err
 	}
+	root, err := openRoot(u.mount)
+	if err != nil {
+		u.mount.Close()
+		return err
+	}
+	u.root.Store(root)
 	u.device = loop.Name()
 	return nil
 }

@@ -1,0 +1,110 @@
+package maker
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/covehq/cove/internal/driver/native/wire"
+	"github.com/covehq/cove/internal/sandbox"
+)
+
+// How often disks are asked for errors: after the kernel's log told of one, which names few of
+// those that come at once, and without such a log.
+const (
+	suspectRest = 5 * time.Second
+	blindEvery  = time.Minute
+)
+
+// suspectDisks has the disks asked, soon.
+func (m *Maker) suspectDisks() {
+	select {
+	case m.suspect <- struct{}{}:
+	default:
+	}
+}
+
+// watchDisks ends sandboxes whose disks the host could not write, until the maker closes. Such a
+// disk is damaged, and the processes of the sandbox need not have noticed.
+func (m *Maker) watchDisks() {
+	var blind <-chan time.Time
+	if m.oom.file == nil {
+		tick := time.NewTicker(blindEvery)
+		defer tick.Stop()
+		blind = tick.C
+	}
+	for {
+		select {
+		case <-m.suspect:
+		case <-blind:
+		case <-m.closed:
+			return
+		}
+		m.checkDisks()
+		select {
+		case <-time.After(suspectRest):
+		case <-m.closed:
+			return
+		}
+	}
+}
+
+func (m *Maker) checkDisks() {
+	type use struct {
+		l       *live
+		volumes []*volume
+	}
+	m.mu.Lock()
+	uses := make([]use, 0, len(m.sandboxes))
+	for _, l := range m.sandboxes {
+		uses = append(uses, use{l, slices.Clone(l.shell.volumes)})
+	}
+	m.mu.Unlock()
+	bad := map[*volume]bool{} // an error is told once
+	for _, u := range uses {
+		failed := u.l.shell.disk != nil && u.l.shell.disk.hasFailed()
+		for _, v := range u.volumes {
+			if _, asked := bad[v]; !asked {
+				bad[v] = v.hasFailed()
+			}
+			failed = failed || bad[v]
+		}
+		if failed && !u.l.isEnding() {
+			m.endFailed(u.l)
+		}
+	}
+}
+
+// endFailed ends a sandbox with a damaged disk.
+func (m *Maker) endFailed(l *live) {
+	cause, message := sandbox.CauseDiskFailed, "the server could not write the sandbox's disk: what it wrote last is lost"
+	if s, err := m.space.now(); err == nil && s.free < m.space.marks(s).end {
+		cause, message = sandbox.CauseHostDiskFull, "the server's disk was full: what the sandbox wrote last is lost"
+	}
+	m.log.Error("the disk of a sandbox could not be written: it is ended", "sandbox", l.id, "tenant", l.tenant, "cause", cause)
+	l.decide(cause, message, m.usage(l))
+	if l.shell.disk != nil {
+		l.shell.disk.cutOff()
+	}
+	l.shell.end()
+	l.insist()
+}
+
+// hasFailed tells whether something that was written did not reach the host's disk.
+func (k *disk) hasFailed() bool {
+	if err := hold(k.root, unix.Syncfs); err != nil && !errors.Is(err, wire.ErrNotHeld) {
+		k.failed.Store(true)
+	}
+	return k.failed.Load()
+}
+
+func (u *volume) hasFailed() bool {
+	root := u.root.Load()
+	if root == nil {
+		return false
+	}
+	err := hold(root, unix.Syncfs)
+	return err != nil && !errors.Is(err, wire.ErrNotHeld)
+}
