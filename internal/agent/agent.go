@@ -33,6 +33,7 @@ type Agent struct {
 	broker  *net.UnixListener
 
 	wg     sync.WaitGroup // everything that runs on behalf of this agent
+	ending chan struct{}  // closed when closed is set
 	memory shortage
 	sooner sooner
 
@@ -58,6 +59,7 @@ func New(cfg Config) (*Agent, error) {
 		kernels:   map[string]*kernel{},
 		tokens:    map[string]*kernel{},
 		arrived:   make(chan struct{}),
+		ending:    make(chan struct{}),
 		memory:    shortage{told: make(chan struct{}), count: cfg.Shortages},
 		leftovers: map[interface{ Close() error }]struct{}{},
 	}
@@ -117,6 +119,7 @@ func (a *Agent) Close() {
 		return
 	}
 	a.closed = true
+	close(a.ending)
 	links, channels := a.links, a.channels
 	var processes []*process
 	for _, p := range a.processes {

@@ -77,7 +77,7 @@ func (k *kernel) enqueue(r *run) error {
 func (k *kernel) admit(r *run) (next *run, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.info.State == agentapi.KernelDead {
+	if k.over {
 		return nil, fault.New(fault.Gone, "the kernel %q is gone: %s", k.info.Name, k.info.Message)
 	}
 	if len(k.queue) >= maxQueue {

@@ -19,11 +19,16 @@ import (
 const (
 	// interruptGrace is how long an interrupted cell may take to end before its kernel is killed.
 	interruptGrace = 2 * time.Second
-	// exitGrace is how long we wait to hear why a kernel ended before saying only that it did, or killing one that did not.
+	// exitGrace is how long a dead kernel's socket is read and written: its children may hold the other end.
 	exitGrace = 100 * time.Millisecond
-	// wordGrace is how much longer the word about a kernel that is dead may take: it comes at once, from a parent outside the
-	// sandbox or from us who wait for our child, unless the host is too busy to run either.
-	wordGrace = 5 * time.Second
+	// closeGrace is how long a kernel may live after it closed its socket, before it is killed. Its exit closes the socket a moment
+	// before it ends.
+	closeGrace = time.Second
+	// wordGrace is how long the agent waits to hear why a dead kernel ended. The parent tells at once: the agent's reaper, or the
+	// maker outside the sandbox, unless the host is too busy to run either. Nothing comes if the kernel's zygote is dead too.
+	wordGrace = 50 * time.Second
+	// readyGrace is how long a list of kernels waits for a warm one that has not yet said that it is ready.
+	readyGrace = 5 * time.Second
 	// maxPending is how much output between two cells waits for the next one.
 	maxPending = 64 << 10
 	// maxLastWords is how much is told of what a kernel said that died while it started.
@@ -57,6 +62,8 @@ type kernel struct {
 	ready chan struct{}   // closed when it takes cells, or has died
 	done  chan struct{}   // closed when it is dead and everything of it is let go
 
+	dismissed chan struct{} // closed by the first kill: nothing waits for the word about it any more
+
 	current atomic.Pointer[run] // changed under mu
 
 	// out orders what goes to a run's client and is held while writing; it guards the pending output and the pipes'
@@ -72,6 +79,8 @@ type kernel struct {
 	queue   []*run
 	stray   int
 	killed  string // why we killed it
+	asked   bool   // dismissed is closed
+	over    bool   // it takes no runs any more, because why it died is known or will stay unknown
 	isReady bool
 }
 
@@ -84,7 +93,7 @@ func (a *Agent) newKernel(name string, socket, stdout, stderr, pidfd int) (*kern
 	}
 	k := &kernel{
 		a: a, conn: conn, fds: [2]int{stdout, stderr}, pfd: pidfd,
-		exits: make(chan kernelExit, 1), ready: make(chan struct{}), done: make(chan struct{}),
+		exits: make(chan kernelExit, 1), ready: make(chan struct{}), done: make(chan struct{}), dismissed: make(chan struct{}),
 		info: agentapi.Kernel{Name: name, Language: agentapi.LanguagePython, State: agentapi.KernelStarting},
 	}
 	k.began = sync.NewCond(&k.out)
@@ -379,7 +388,7 @@ func (k *kernel) settle() {
 	}
 	select {
 	case <-k.ready:
-	case <-time.After(wordGrace):
+	case <-time.After(readyGrace):
 	}
 }
 
@@ -401,10 +410,14 @@ func (k *kernel) dead() bool {
 // kill ends the kernel with what it started; listen tells the rest.
 func (k *kernel) kill(why string) {
 	k.mu.Lock()
-	if k.killed == "" {
+	dead := k.info.State == agentapi.KernelDead
+	if k.killed == "" && !dead {
 		k.killed = why
 	}
-	dead := k.info.State == agentapi.KernelDead
+	if !k.asked {
+		k.asked = true
+		close(k.dismissed)
+	}
 	k.mu.Unlock()
 	if dead {
 		return

@@ -21,7 +21,7 @@ func (k *kernel) die(why error) {
 	k.mu.Lock()
 	k.info.State, k.info.Message = agentapi.KernelDead, message
 	queue := k.queue
-	k.queue = nil
+	k.queue, k.over = nil, true
 	r := k.current.Load()
 	late := r != nil && r.cause == agentapi.OutcomeTimeout
 	if !k.isReady {
@@ -62,7 +62,7 @@ func (k *kernel) awaitExit(why error) (exit kernelExit, known bool) {
 		select {
 		case exit = <-k.exits:
 			return exit, true
-		case <-time.After(exitGrace):
+		case <-time.After(closeGrace):
 		}
 		if k.ended() {
 			return k.awaitWord(why)
@@ -87,11 +87,15 @@ func (k *kernel) askWhy(exit *kernelExit, known bool) {
 	}
 }
 
-// awaitWord waits on for the word about a kernel that is dead, unless we know why: then it would change nothing.
+// awaitWord waits on for the word about a kernel that is dead, unless we know why: then it would change nothing. The list of
+// kernels shows it as dead meanwhile; runs that come wait too, and are refused with the reason.
 func (k *kernel) awaitWord(why error) (exit kernelExit, known bool) {
 	var protocol *agentapi.ProtocolError
 	k.mu.Lock()
 	explained := k.killed != "" || errors.As(why, &protocol)
+	if !explained {
+		k.info.State, k.info.Message = agentapi.KernelDead, unexplained
+	}
 	k.mu.Unlock()
 	if explained {
 		return exit, false
@@ -99,10 +103,15 @@ func (k *kernel) awaitWord(why error) (exit kernelExit, known bool) {
 	select {
 	case exit = <-k.exits:
 		return exit, true
+	case <-k.dismissed:
+	case <-k.a.ending:
 	case <-time.After(wordGrace):
-		return exit, false
 	}
+	return exit, false
 }
+
+// unexplained is all that is told of a dead kernel before the word about it comes.
+const unexplained = "the kernel ended"
 
 // obituary is one sentence about a kernel's end.
 func (k *kernel) obituary(why error, exit kernelExit, known bool) (agentapi.Outcome, string) {
@@ -123,7 +132,7 @@ func (k *kernel) obituary(why error, exit kernelExit, known bool) (agentapi.Outc
 	case known:
 		return agentapi.OutcomeKernelDied, fmt.Sprintf("the kernel exited with status %d (exit() was called?)", exit.code)
 	default:
-		return agentapi.OutcomeKernelDied, "the kernel ended"
+		return agentapi.OutcomeKernelDied, unexplained
 	}
 }
 

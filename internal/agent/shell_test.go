@@ -69,7 +69,7 @@ func TestShellKernel(t *testing.T) {
 		{name: "a status", code: "(exit 7)", status: "7"},
 		{name: "what is not there", code: "no_such_command", stderr: "bash: no_such_command: command not found\n", status: "127"},
 		{name: "variables of a cell", code: "echo $E $ME; bash -c 'echo $ME'", env: map[string]string{"E": "other", "ME": "it's", "no-name": "x"}, stdout: "other it's\nit's\n"},
-		{name: "are gone after it", code: "echo $E [${ME-none}]", stdout: "1 [none]\n"},
+		{name: "are gone after it", code: "echo \"$E [${ME-none}]\"", stdout: "1 [none]\n"},
 		{name: "there is no input", code: "read -r line; echo \"[$line]\"", stdout: "[]\n"},
 		{name: "its own descriptors are not seen", code: "ls -l /proc/self/fd | grep -c -E ' (198|9|4) ->'", stdout: "0\n", status: "1"},
 		{name: "an unset variable", code: "set -u; echo $never", stderr: "bash: never: unbound variable\n", status: "1"},
@@ -126,7 +126,7 @@ func TestShellInterrupt(t *testing.T) {
 		s.Close()
 		cancel()
 		begun := time.Now()
-		if stdout, _, _, end := h.told(t, agentapi.RunParams{Code: "echo $kept"}); strings.TrimSpace(stdout) != "1" || end.Outcome != agentapi.OutcomeOK || time.Since(begun) > 5*time.Second {
+		if stdout, _, _, end := h.told(t, agentapi.RunParams{Code: "echo $kept"}); strings.TrimSpace(stdout) != "1" || end.Outcome != agentapi.OutcomeOK || time.Since(begun) > time.Minute {
 			t.Errorf("after %q: %q %+v after %v", code, stdout, end, time.Since(begun))
 		}
 	}

@@ -252,7 +252,7 @@ func expectKind(t *testing.T, err error, kinds ...fault.Kind) {
 // eventually waits for something that others do; it asks often because nothing tells.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(15 * time.Second); !f(); {
+	for deadline := time.Now().Add(2 * time.Minute); !f(); {
 		if time.Now().After(deadline) {
 			t.Fatalf("not seen: %s", what)
 		}

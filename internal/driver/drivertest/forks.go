@@ -50,7 +50,7 @@ func (s *box) fork(t *testing.T, n int, change ...func(*sandbox.ForkRequest)) ([
 // tryFork is a fork that should fail, and soon.
 func (b *bench) tryFork(t *testing.T, req sandbox.ForkRequest) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	_, err := b.Driver.Fork(ctx, req)
 	return err

@@ -28,7 +28,7 @@ func pull(t *testing.T, s *agentapi.Stream) (func() (agentapi.Event, error, bool
 // awaitEnd listens until a sandbox's end is told.
 func (b *bench) awaitEnd(t *testing.T, id string) sandbox.Ended {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for e, err := range b.Driver.Ended(ctx) {
 		if err != nil {
@@ -159,7 +159,7 @@ var lifecycle = []claim{
 		}()
 		select {
 		case <-heard:
-		case <-time.After(10 * time.Second):
+		case <-time.After(2 * time.Minute):
 			t.Error("the client still waits")
 		}
 	}},
@@ -187,7 +187,7 @@ var lifecycle = []claim{
 	{"an end is told to who listens already", needsNothing, func(t *testing.T, b *bench) {
 		s := b.start(t)
 		heard := make(chan sandbox.Ended, 1)
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
 		go func() {
 			for e := range b.Driver.Ended(ctx) {
@@ -208,7 +208,7 @@ var lifecycle = []claim{
 		}
 	}},
 	{"a deadline ends a sandbox without the server's help", needsNothing, func(t *testing.T, b *bench) {
-		s := b.start(t, func(r *sandbox.StartRequest) { r.Deadline = time.Now().Add(5 * time.Second) })
+		s := b.start(t, func(r *sandbox.StartRequest) { r.Deadline = time.Now().Add(15 * time.Second) })
 		if e := b.awaitEnd(t, s.id); e.Cause != sandbox.CauseExpired {
 			t.Errorf("%+v", e)
 		}

@@ -226,7 +226,7 @@ var processes = []claim{
 		if got.stdout != "before\n" || got.end.Outcome != agentapi.OutcomeTimeout || got.end.Message == "" {
 			t.Errorf("%+v", got)
 		}
-		if got.end.Usage.WallMS < 450 || got.end.Usage.WallMS > 10_000 {
+		if got.end.Usage.WallMS < 450 || got.end.Usage.WallMS > 60_000 {
 			t.Errorf("took %v ms", got.end.Usage.WallMS)
 		}
 		for _, c := range []string{child, daemon} {
@@ -248,7 +248,7 @@ var processes = []claim{
 		command := unique()
 		begin := time.Now()
 		got := s.exec(t, sh("echo hi; "+command+" &"))
-		if got.stdout != "hi\n" || got.end.Outcome != agentapi.OutcomeOK || time.Since(begin) > 5*time.Second {
+		if got.stdout != "hi\n" || got.end.Outcome != agentapi.OutcomeOK || time.Since(begin) > time.Minute {
 			t.Errorf("%+v after %s", got, time.Since(begin))
 		}
 		if n := s.alive(t, command); n != 1 {

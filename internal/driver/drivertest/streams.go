@@ -16,7 +16,7 @@ import (
 // changes watches a path and returns a function that waits until all of some changes were told.
 func (s *box) changes(t *testing.T, p agentapi.WatchParams) func(want ...string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	t.Cleanup(cancel)
 	stream, err := s.Watch(ctx, p)
 	if err != nil {

@@ -1045,7 +1045,7 @@ func TestForkCharges(t *testing.T) {
 // eventually waits for what the host does in its own time.
 func eventually(t *testing.T, claim string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !is(); time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); !is(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Errorf("never: %s", claim)
 			return
@@ -1059,7 +1059,7 @@ func TestForkOfASandboxWithoutRoom(t *testing.T) {
 	t.Run("for processes", func(t *testing.T) {
 		parent := start(t, limits(func(l *template.Limits) { l.Pids = 24 }))
 		parent.value("import subprocess\nx = 1; all = []\ntry:\n    while True: all.append(subprocess.Popen(['sleep', '600']))\nexcept OSError: pass")
-		branches, _, err := parent.forkWithin(20*time.Second, 2)
+		branches, _, err := parent.forkWithin(2*time.Minute, 2)
 		if err != nil && (!fault.Is(err, fault.Exhausted) && !fault.Is(err, fault.Unavailable) || strings.Contains(err.Error(), "has ended")) {
 			t.Errorf("got %v", err)
 		}
@@ -1077,7 +1077,7 @@ func TestForkOfASandboxWithoutRoom(t *testing.T) {
 	t.Run("for memory", func(t *testing.T) {
 		parent := start(t, limits(func(l *template.Limits) { l.MemoryBytes = 160 << 20 }))
 		parent.value("blob = bytearray(110 << 20); blob[::4096] = b'x' * (len(blob) // 4096)")
-		branches, _, err := parent.forkWithin(20*time.Second, 2)
+		branches, _, err := parent.forkWithin(2*time.Minute, 2)
 		if err != nil && !fault.Is(err, fault.Exhausted) {
 			t.Errorf("got %v", err)
 		}
@@ -1134,7 +1134,7 @@ func TestForkIsRefused(t *testing.T) {
 	refused := func(b *box, kind fault.Kind, changes ...forkChange) {
 		t.Helper()
 		began := time.Now()
-		_, _, err := b.forkWithin(20*time.Second, 1, changes...)
+		_, _, err := b.forkWithin(2*time.Minute, 1, changes...)
 		if !fault.Is(err, kind) {
 			t.Errorf("after %v: got %v", time.Since(began), err)
 		}
@@ -1206,7 +1206,7 @@ func TestForkWhenTheZygoteHasEnded(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if _, _, err := b.forkWithin(20*time.Second, 1); !fault.Is(err, fault.Unavailable) || strings.Contains(err.Error(), "deadline") {
+		if _, _, err := b.forkWithin(2*time.Minute, 1); !fault.Is(err, fault.Unavailable) || strings.Contains(err.Error(), "deadline") {
 			t.Errorf("got %v", err)
 		}
 		b.says("the kernel", "x += 1; print(x > 1)", "True")
@@ -1302,7 +1302,7 @@ func TestForkedSharedMemoryIsOfThatMomentToo(t *testing.T) {
 				over := make(chan struct{})
 				work.Go(func() {
 					defer close(over)
-					branches, _, err = parent.forkWithin(20*time.Second, 4)
+					branches, _, err = parent.forkWithin(2*time.Minute, 4)
 				})
 				for going := true; going; {
 					parent.value(c.change)

@@ -484,7 +484,7 @@ func TestMountsLeaveNothingBehind(t *testing.T) {
 	b := m.start(t, mounts(all...))
 	_ = b
 	m.crash(t)
-	for deadline := time.Now().Add(20 * time.Second); m.loops(t) > 0; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); m.loops(t) > 0; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			out, _ := exec.Command("losetup", "-a").CombinedOutput()
 			t.Fatalf("devices are left: %s", out)

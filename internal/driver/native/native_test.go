@@ -197,7 +197,7 @@ func newAgent(b *box) *agentapi.Client {
 }
 
 func (b *box) stop() {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	if err := b.driver.Stop(ctx, b.id, sandbox.CauseKilled); err != nil {
 		b.t.Errorf("stop: %v", err)

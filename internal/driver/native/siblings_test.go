@@ -161,7 +161,7 @@ func TestIsolationAKernelThatWaitedIsClean(t *testing.T) {
 // waitForPool returns when shells with kernels wait in the pool.
 func waitForPool(t *testing.T) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		s, err := world.driver.Stats(t.Context())
 		if err != nil {
 			t.Fatal(err)

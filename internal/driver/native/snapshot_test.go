@@ -317,7 +317,7 @@ func TestUsageTellsTheDisk(t *testing.T) {
 	b.value(`
 f = open("/home/user/big", "wb"); f.write(b"x" * (8 << 20)); f.flush()
 import os; os.fsync(f.fileno()); os.sync()`)
-	for deadline := time.Now().Add(30 * time.Second); disk() < before+8<<20; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); disk() < before+8<<20; time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("8 MiB later it has %d", disk())
 		}
@@ -485,7 +485,7 @@ func smallDisk(t *testing.T, bytes int64, mkfs ...string) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { // after the maker in it is gone
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
 			err := unix.Unmount(dir, 0)
 			if err == nil || errors.Is(err, unix.EINVAL) {
 				break
@@ -524,7 +524,7 @@ func TestSnapshotOnAFullDisk(t *testing.T) {
 	if !fault.Is(err, fault.DiskFull) || !strings.Contains(fault.Message(err), "disk is full") {
 		t.Errorf("got %v", err)
 	}
-	for deadline := time.Now().Add(20 * time.Second); free(t, dir) < before-(2<<20); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); free(t, dir) < before-(2<<20); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d bytes were free before, %d are now", before, free(t, dir))
 		}

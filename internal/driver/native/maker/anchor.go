@@ -246,7 +246,7 @@ func (s *shell) holds(a *trace.Process) {
 }
 
 // freeing is how long the memory of a kernel that ended may take to be free. The agent waits longer for the news of the end.
-const freeing = 4 * time.Second
+const freeing = 40 * time.Second
 
 // awaitFreed returns when an anchor that was killed is gone, and the memory with it that it shared with its kernel. Who hears of
 // the kernel's end wants memory next, and while the last of the two gives theirs back the host sees nobody in the sandbox's

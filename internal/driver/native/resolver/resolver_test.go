@@ -212,7 +212,7 @@ func TestWhatIsNoQuestionAboutANameIsRefused(t *testing.T) {
 		"answers in query": {stuffed, dns.RcodeFormatError},
 	} {
 		for _, network := range []string{"udp", "tcp"} {
-			conn, err := dns.DialTimeout(network, at, time.Second)
+			conn, err := dns.DialTimeout(network, at, time.Minute)
 			must(t, err)
 			must(t, conn.WriteMsg(c.query))
 			got, err := conn.ReadMsg()
@@ -255,14 +255,14 @@ func TestAnotherNameServerIsAsked(t *testing.T) {
 	dead, err := net.ListenPacket("udp", "127.0.0.1:0") // answers nothing
 	must(t, err)
 	defer func() { _ = dead.Close() }()
-	at := start(t, resolver.Options{Timeout: 100 * time.Millisecond,
+	at := start(t, resolver.Options{Timeout: 2 * time.Second,
 		Upstreams: []netip.AddrPort{netip.MustParseAddrPort(dead.LocalAddr().String()), up.addr}})
 	if got := ask(t, "udp", at, question("one.test.", dns.TypeA)); len(got.Answer) != 1 {
 		t.Errorf("answer: %v", got)
 	}
 	begin := time.Now()
 	ask(t, "udp", at, question("two.test.", dns.TypeA))
-	if took := time.Since(begin); took > 80*time.Millisecond {
+	if took := time.Since(begin); took > 1900*time.Millisecond {
 		t.Errorf("the dead server was asked first again: %v", took)
 	}
 	if got := ask(t, "udp", at, question("silent.test.", dns.TypeA)); got.Rcode != dns.RcodeServerFailure {
@@ -528,7 +528,7 @@ func BenchmarkRelay(b *testing.B) {
 
 func eventually(t testing.TB, claim string, f func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); !f(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("not within ten seconds: " + claim)
 		}

@@ -42,7 +42,7 @@ func endless(t *testing.T) *os.File {
 // child finds the process that has been started by this one and reads layers.
 func child(t *testing.T) int {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		tasks, _ := filepath.Glob("/proc/self/task/*/children")
 		for _, task := range tasks {
 			text, _ := os.ReadFile(task)
@@ -79,7 +79,7 @@ func TestTheUnpackerHasNothingButItsTree(t *testing.T) {
 		over <- err
 	}()
 	pid := child(t)
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Millisecond) {
 		if _, err := os.Stat(filepath.Join(at, "endless")); err == nil {
 			break
 		}
