@@ -267,3 +267,71 @@ func TestDatabase_LockedByAnotherProcess(t *testing.T) {
 	}
 	until(http.StatusOK, `"database":"ok"`)
 }
+
+// TestDatabase_Hangs: what needs the database is refused soon, and a living sandbox stays usable.
+func TestDatabase_Hangs(t *testing.T) {
+	_, dsn := startPostgres(t)
+	proxy := pgtest.NewProxy(t, string(dsn))
+	cfg := testConfig(t)
+	cfg.Database.URL = config.DatabaseURL(proxy.URL)
+	s, err := app.Start(t.Context(), cfg, quiet, func(string) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	c := connect(t, s)
+	sb, err := c.Create(t.Context(), client.CreateRequest{Template: "base"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy.Stall()
+	ask := func(method, path, body string) (*http.Response, string) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("X-API-Key", string(s.Key))
+		begun := time.Now()
+		resp, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s %s: %d after %v", method, path, resp.StatusCode, time.Since(begun).Round(time.Millisecond))
+		return resp, string(text)
+	}
+	for _, r := range [][3]string{
+		{"GET", "/cove/v1/sandboxes", ""},
+		{"GET", "/cove/v1/sandboxes/sbnone", ""},
+		{"POST", "/cove/v1/sandboxes", `{"template":"base"}`},
+		{"GET", "/cove/v1/sessions", ""},
+		{"PUT", "/cove/v1/sessions/other", `{}`},
+		{"GET", "/cove/v1/artifacts", ""},
+		{"GET", "/cove/v1/keys", ""},
+		{"GET", "/cove/v1/events", ""},
+		{"GET", "/v2/sandboxes", ""},
+		{"POST", "/sandboxes", `{"templateID":"base"}`},
+		{"GET", "/v1/sandboxes", ""},
+	} {
+		resp, body := ask(r[0], r[1], r[2])
+		if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, "the database does not answer") {
+			t.Errorf("%s %s: %d %s", r[0], r[1], resp.StatusCode, body)
+		}
+	}
+	if out, err := sb.Exec(t.Context(), client.ExecRequest{Command: "echo hello"}); err != nil || out.Stdout != "hello\n" {
+		t.Errorf("a living sandbox: %+v, %v", out, err)
+	}
+	proxy.Resume()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		if resp, body := ask("GET", "/cove/v1/sandboxes", ""); resp.StatusCode == http.StatusOK {
+			break
+		} else if time.Now().After(end) {
+			t.Fatalf("after the hang: %d %s", resp.StatusCode, body)
+		}
+	}
+}
