@@ -21,6 +21,8 @@ type LogQuery struct {
 	After  int64 // only lines with a higher seq
 	Last   int   // only so many of the newest; zero: all
 	Follow bool  // wait for those to come
+	// Following is called before the first line once the query has a place among the tenant's followers; nil: nothing is.
+	Following func()
 }
 
 // Log yields the lines of a session's log as JSON. With Follow it goes on until ctx, the session or the Manager ends.
@@ -39,6 +41,9 @@ func (m *Manager) Log(ctx context.Context, p auth.Principal, key string, q LogQu
 				return
 			}
 			defer done()
+			if q.Following != nil {
+				q.Following()
+			}
 		}
 		var offset int64
 		of := ""

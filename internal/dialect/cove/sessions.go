@@ -172,8 +172,11 @@ func (a *API) sessionLog(c *call) error {
 		if _, err := a.sessions.Get(c.ctx(), c.who, c.key()); err != nil {
 			return err
 		}
-		lines.begin() // so that whoever waits knows that it does
-		_ = lines.rc.Flush()
+		// The head tells the client that it follows. A follower over the tenant's share gets 429 instead.
+		ask.Following = func() {
+			lines.begin()
+			_ = lines.rc.Flush()
+		}
 	}
 	for line, err := range a.sessions.Log(c.ctx(), c.who, c.key(), ask) {
 		if err != nil {

@@ -35,6 +35,7 @@ type sessions struct {
 	events  []session.Event
 	fail    error
 	lines   []string
+	full    bool // of followers of logs
 }
 
 var aSession = session.Session{
@@ -73,8 +74,15 @@ func (s *sessions) Run(_ context.Context, _ auth.Principal, _ string, spec sessi
 	}
 }
 
-func (s *sessions) Log(context.Context, auth.Principal, string, session.LogQuery) iter.Seq2[json.RawMessage, error] {
+func (s *sessions) Log(_ context.Context, _ auth.Principal, _ string, q session.LogQuery) iter.Seq2[json.RawMessage, error] {
 	return func(yield func(json.RawMessage, error) bool) {
+		if s.full {
+			yield(nil, fault.New(fault.Exhausted, "too many followers"))
+			return
+		}
+		if q.Following != nil {
+			q.Following()
+		}
 		for _, line := range s.lines {
 			if !yield(json.RawMessage(line), nil) {
 				return
@@ -207,6 +215,17 @@ func TestALogLineIsTheSameForWhoWritesAndWhoReads(t *testing.T) {
 	}
 	if n != 2 {
 		t.Errorf("%d lines came", n)
+	}
+}
+
+func TestSessionLog_ShareOfFollowers(t *testing.T) {
+	w, s := newSessions(t)
+	if status, body := w.do(t, "GET", "/sessions/chat-7/log?follow=true", ""); status != http.StatusOK {
+		t.Errorf("a follower: %d %s", status, body)
+	}
+	s.full = true
+	if status, body := w.do(t, "GET", "/sessions/chat-7/log?follow=true", ""); status != http.StatusTooManyRequests {
+		t.Errorf("a follower over the tenant's share: %d %s, want 429", status, body)
 	}
 }
 
