@@ -74,11 +74,11 @@ type world struct {
 }
 
 // newWorld starts a server, makes two tenants, and gives both the same kinds of things.
-func newWorld(t *testing.T) *world {
+func newWorld(t *testing.T, env ...string) *world {
 	t.Helper()
 	requireTenants(t)
 	w := &world{T: t, registry: newRegistry(t)}
-	w.server = testserver.New(t, "COVE_IMAGES_INSECURE_REGISTRIES="+w.registry)
+	w.server = testserver.New(t, append(env, "COVE_IMAGES_INSECURE_REGISTRIES="+w.registry)...)
 	w.admin = w.server.Key
 	w.http = &http.Client{
 		Transport: &http.Transport{
