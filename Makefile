@@ -11,7 +11,7 @@ SHELL_C := $(MAKER)/shell/shell.c $(MAKER)/shell/syscalls.h
 SHIM    := kernel/native/shim-$(GOARCH).so
 
 .DEFAULT_GOAL := build
-.PHONY: acceptance build run test test-all test-sdks test-isolation test-chaos test-tenants test-e2b test-opensandbox test-agentsandbox test-python compat e2b-lock opensandbox-lock agentsandbox-lock python-lock fuzz bench bench-quick bench-turns bench-smoke bench-plot bench-e2b bench-opensandbox bench-artifacts bench-datasets bench-langgraph bench-kubernetes simulate-kubernetes docs lint clean programs image image-files manifests test-chart cluster-up cluster-down test-cluster FORCE
+.PHONY: acceptance build run test test-all test-sdks test-isolation test-chaos test-tenants test-e2b test-opensandbox test-agentsandbox test-python test-openapi compat e2b-lock opensandbox-lock agentsandbox-lock python-lock openapi-lock fuzz bench bench-quick bench-turns bench-smoke bench-plot bench-e2b bench-opensandbox bench-artifacts bench-datasets bench-langgraph bench-kubernetes simulate-kubernetes docs lint clean programs image image-files manifests test-chart cluster-up cluster-down test-cluster FORCE
 
 build: bin/cove bin/cove-agent
 
@@ -54,7 +54,7 @@ test: build
 # The published SDKs whole, and what else `make test` leaves out because it takes minutes.
 test-sdks: programs
 	$(GO) test -count=1 -timeout 40m -run '$(SDK_SUITES)' ./e2e
-SDK_SUITES := ^Test(E2B|E2BByName|E2BLargeFiles|OpenSandbox|OpenSandboxS.*|AgentSandbox|Python|PythonDeepagents06)$$
+SDK_SUITES := ^Test(E2B|E2BByName|E2BLargeFiles|OpenSandbox|OpenSandboxS.*|AgentSandbox|Python|PythonDeepagents06|OpenAPI)$$
 
 # Both and more: the race detector, a thousand create/run/kill cycles, a gigabyte of output.
 test-all: build
@@ -89,6 +89,10 @@ test-agentsandbox: programs
 # The Python package: its client, and the tools for LangChain, LangGraph and deepagents in two versions.
 test-python: programs
 	$(GO) test -count=1 -v -timeout 20m -run 'TestPython' ./e2e
+
+# What the OpenAPI document says against what the server does, by schemathesis. COVE_OPENAPI_SEED=N tries other requests.
+test-openapi: programs
+	$(GO) test -count=1 -v -timeout 15m -run 'TestOpenAPI' ./e2e
 
 # The two of E2B and OpenSandbox, and the tables of docs/compatibility.md from what they said.
 compat: programs
@@ -131,6 +135,10 @@ python-lock:
 	cd python/tests/deepagents06 && uv pip compile --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--no-header --no-annotate --quiet requirements.txt --output-file requirements.lock
 	cd python/tests/dcode && uv pip compile --upgrade --no-deps --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--no-header --no-annotate --quiet requirements.txt --output-file requirements.lock
+
+openapi-lock:
+	cd e2e/openapi && uv pip compile --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--no-header --no-annotate --quiet requirements.txt --output-file requirements.lock
 
 FUZZTIME ?= 60s

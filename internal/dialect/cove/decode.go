@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"os"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -86,13 +87,12 @@ func Decode(body []byte, value any) error {
 	if len(bytes.TrimSpace(body)) == 0 {
 		return nil
 	}
-	d := json.NewDecoder(bytes.NewReader(body))
-	d.DisallowUnknownFields()
-	if err := d.Decode(value); err != nil {
-		return explainJSON(err, value)
+	err := decodeStrictly(body, value)
+	if typ := (*json.UnmarshalTypeError)(nil); errors.As(err, &typ) && strings.HasPrefix(typ.Value, "number") {
+		err = decodeStrictly(plainIntegers(body), value)
 	}
-	if _, err := d.Token(); err != io.EOF {
-		return fault.New(fault.Invalid, "the request body holds more than one JSON value")
+	if err != nil {
+		return err
 	}
 	keys, null := outline(body)
 	if null >= 0 {
@@ -104,6 +104,32 @@ func Decode(body []byte, value any) error {
 		}
 	}
 	return nil
+}
+
+func decodeStrictly(body []byte, value any) error {
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.DisallowUnknownFields()
+	if err := d.Decode(value); err != nil {
+		return explainJSON(err, value)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return fault.New(fault.Invalid, "the request body holds more than one JSON value")
+	}
+	return nil
+}
+
+// stringOrNumber finds strings, which stay as they are, and numbers that end in zeros after the point.
+var stringOrNumber = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|-?[0-9]+\.0+(?:[,\]}\s]|$)`)
+
+// plainIntegers writes 5.0 as 5: for JSON Schema it is an integer, and some languages write it so, but not for encoding/json.
+func plainIntegers(body []byte) []byte {
+	return stringOrNumber.ReplaceAllFunc(body, func(token []byte) []byte {
+		point := bytes.IndexByte(token, '.')
+		if token[0] == '"' || point < 0 {
+			return token
+		}
+		return append(bytes.Clone(token[:point]), bytes.TrimLeft(token[point:], ".0")...)
+	})
 }
 
 // outline reads valid JSON without its values: the names of the outermost object, and where the first null is; -1: nowhere.
@@ -168,7 +194,7 @@ func explainJSON(err error, value any) error {
 	case errors.As(err, &typ) && typ.Field == "":
 		return fault.New(fault.Invalid, "the request body is a JSON %s; send an object", typ.Value)
 	case errors.As(err, &typ):
-		return fault.New(fault.Invalid, "field %q wants %s, not %s", typ.Field, jsonName(typ.Type), typ.Value)
+		return fault.Wrap(fault.Invalid, err, "field %q wants %s, not %s", typ.Field, jsonName(typ.Type), typ.Value)
 	case errors.As(err, &syntax):
 		return fault.New(fault.Invalid, "the request body is not valid JSON at byte %d: %s", syntax.Offset, syntax.Error())
 	case errors.Is(err, io.ErrUnexpectedEOF):
@@ -280,7 +306,7 @@ func (q *query) required(name string) string {
 
 func (q *query) integer(name string, low, high int64) int64 {
 	v := q.values.Get(name)
-	if v == "" {
+	if !q.values.Has(name) {
 		return 0
 	}
 	n, err := strconv.ParseInt(v, 10, 64)
@@ -292,14 +318,10 @@ func (q *query) integer(name string, low, high int64) int64 {
 
 func (q *query) flag(name string) bool {
 	v := q.values.Get(name)
-	if v == "" {
-		return q.values.Has(name)
-	}
-	b, err := strconv.ParseBool(v)
-	if err != nil {
+	if q.values.Has(name) && v != "true" && v != "false" {
 		q.fail("query parameter %s=%q: want true or false", name, v)
 	}
-	return b
+	return v == "true"
 }
 
 func (q *query) octal(name string) uint32 {

@@ -5,6 +5,7 @@ import (
 	"iter"
 	"maps"
 	"reflect"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -94,6 +95,7 @@ func parameters(r route) []any {
 		if name, ok := strings.CutPrefix(part, "{"); ok {
 			name = strings.TrimSuffix(name, "}")
 			schema := object{"type": "string"}
+			maps.Copy(schema, paramRule(r, name))
 			if strings.HasPrefix(r.path, "/sessions/") {
 				schema["pattern"] = identifier
 			}
@@ -114,7 +116,10 @@ func parameters(r route) []any {
 			if strings.HasSuffix(p.name, "*") {
 				// A family of parameters is one object whose properties are spelled out in the query.
 				o["name"] = "metadata"
-				o["schema"] = object{"type": "object", "additionalProperties": object{"type": "string"}}
+				o["schema"] = object{
+					"type": "object", "propertyNames": object{"pattern": `^` + regexp.QuoteMeta(strings.TrimSuffix(p.name, "*")) + `.+$`},
+					"additionalProperties": object{"type": "string"},
+				}
 			}
 			list = append(list, o)
 		}

@@ -3,7 +3,10 @@ package cove
 import (
 	"maps"
 	"math"
+	"slices"
+	"strings"
 
+	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/snippet"
 )
@@ -27,6 +30,7 @@ const (
 	// plain paths have no other way to be written.
 	plainPart    = `(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]+`
 	plainText    = `^(/` + plainPart + `)+$`
+	workdirText  = `^(/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f-\x9f]+)+$`
 	relativeText = `^(` + plainPart + `(/` + plainPart + `)*)?$`
 	targetText   = `^(?!/(proc|dev|sys|run/cove)(/|$))(?!/run$)(/` + plainPart + `)+$`
 	// keys of sandboxes lead out of no folder.
@@ -72,7 +76,6 @@ var (
 	}
 	prefixesRule = object{"items": text(prefixText, 0), "maxItems": 256}
 	naturalRule  = between(0, int64(math.MaxInt64))
-	smallRule    = between(0, math.MaxInt32)
 )
 
 // fieldRules are of fields by "Type.field", with the field's name in JSON. They are added to what its Go type says.
@@ -110,7 +113,7 @@ var fieldRules = map[string]object{
 	"SnapshotRequest.description":    text(printable, 1024),
 	"SnapshotRequest.env":            envRule,
 	"SnapshotRequest.user":           text(userText, 0),
-	"SnapshotRequest.workdir":        {"anyOf": []any{object{"const": ""}, object{"const": "/"}, text(plainText, 1024)}},
+	"SnapshotRequest.workdir":        {"anyOf": []any{object{"const": ""}, object{"const": "/"}, text(workdirText, 1024)}},
 
 	"RunRequest.code":             text("", sandbox.MaxCode),
 	"RunRequest.kernel":           text(kernelText, 0),
@@ -123,13 +126,15 @@ var fieldRules = map[string]object{
 	"ExecRequest.cwd":             text(withoutNUL, 0),
 	"ExecRequest.user":            text(withoutNUL, 0),
 	"ExecRequest.timeout_seconds": spanRule,
-	"RunLimits.cpu_seconds":       smallRule,
+	"RunLimits.cpu_seconds":       naturalRule,
 	"RunLimits.memory_bytes":      naturalRule,
-	"RunLimits.open_files":        smallRule,
+	"RunLimits.open_files":        naturalRule,
 	"PTYSize.rows":                between(0, math.MaxUint16),
 	"PTYSize.cols":                between(0, math.MaxUint16),
 	"KernelRequest.name":          text(kernelText, 0),
 	"KernelRequest.cwd":           text(withoutNUL, 0),
+
+	"SignalRequest.signal": text(signals(), 0),
 
 	"MkdirRequest.path":  text(pathText, 0),
 	"MkdirRequest.user":  text(withoutNUL, 0),
@@ -177,11 +182,17 @@ var fieldRules = map[string]object{
 
 	"SnippetRequest.code":            text("", snippet.MaxCode),
 	"SnippetRequest.timeout_seconds": between(0, int(snippet.MaxTimeout.Seconds())),
-	"SnippetRequest.cpu_seconds":     smallRule,
+	"SnippetRequest.cpu_seconds":     naturalRule,
 	"SnippetRequest.memory_mb":       between(0, maxMemoryMB),
-	"SnippetRequest.open_files":      smallRule,
+	"SnippetRequest.open_files":      naturalRule,
 	"SnippetRequest.env":             runEnvRule,
 	"SnippetRequest.template":        text(printable, 128),
+}
+
+// signals matches SIGTERM, TERM and 15.
+func signals() string {
+	names := slices.DeleteFunc(slices.Clone(agentapi.SignalNames[:]), func(name string) bool { return name == "" })
+	return `^((SIG)?(` + strings.Join(names, "|") + `)|[1-9]|[1-5][0-9]|6[0-4])$`
 }
 
 // mayMiss are fields that servers and clients always write and that a request may leave out.
@@ -237,6 +248,10 @@ var typeRules = map[string]object{
 		properties("access", object{"const": "api"}, "path", object{"anyOf": []any{empty, text(plainText, 0)}}),
 		properties("access", object{"enum": []string{"", "none"}}, "path", empty),
 	}},
+	"PullRequest": {"anyOf": []any{
+		properties("username", empty, "password", empty),
+		with(properties("username", notEmpty, "password", notEmpty), "username", "password"),
+	}},
 	"DatasetRequest": {"anyOf": []any{
 		with(properties("status", object{"const": "loaded"}, "sha256", text(`^[0-9a-f]{64}$`, 0)), "sha256"),
 		properties("status", object{"enum": []string{"pending", "failed"}}),
@@ -247,7 +262,7 @@ var typeRules = map[string]object{
 	}},
 }
 
-// paramRules are of query and header parameters, by "operation.name" or by name alone.
+// paramRules are of path, query and header parameters, by "operation.name" or by name alone.
 var paramRules = map[string]object{
 	"limit":               between(1, sandbox.MaxPage),
 	"after":               between(0, int64(1)<<62),
@@ -258,7 +273,9 @@ var paramRules = map[string]object{
 	"path":                text(pathText, 0),
 	"user":                text(withoutNUL, 0),
 	"mode":                text(`^[0-7]{0,4}$`, 0),
-	"ref":                 object{"minLength": 1},
+	"ref":                 text(referenceText, 255),
+	"kernel":              text(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`, 0),
+	"registry":            text(`^[A-Za-z0-9]([A-Za-z0-9-]{0,30}[A-Za-z0-9])?(\.[A-Za-z0-9]{1,20}){0,4}$`, 0),
 	"listSandboxes.state": {"enum": []string{"starting", "running", "paused", "stopping", "ended"}},
 	"listSessions.state":  {"enum": []string{"running", "stopped", "lost", "reaped"}},
 	"Idempotency-Key":     text("", 255),
