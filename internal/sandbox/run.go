@@ -9,6 +9,7 @@ import (
 	"iter"
 	"net"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -178,16 +179,24 @@ type KernelSpec struct {
 	Cwd      string // default: the sandbox's working directory
 }
 
+// MaxKernels bounds the living kernels of a sandbox. Each is a process with threads of its own, and the sandbox's limit of
+// processes alone would let a caller start hundreds.
+const MaxKernels = 64
+
 // StartKernel puts another kernel into a sandbox and returns when it takes cells.
 func (m *Manager) StartKernel(ctx context.Context, p auth.Principal, id string, spec KernelSpec) (agentapi.Kernel, error) {
 	name := cmp.Or(spec.Name, "kernel-"+strings.ToLower(rand.Text()[:12]))
 	return m.kernel(ctx, p, id, name, func(e *entry) (agentapi.Kernel, error) {
-		old, err := m.findKernel(ctx, e, name)
+		kernels, err := m.client(e, nil).Kernels(ctx)
 		if err != nil {
 			return agentapi.Kernel{}, err
 		}
-		if old != nil && old.State != agentapi.KernelDead {
+		living := slices.DeleteFunc(kernels, func(k agentapi.Kernel) bool { return k.State == agentapi.KernelDead })
+		if slices.ContainsFunc(living, func(k agentapi.Kernel) bool { return k.Name == name }) {
 			return agentapi.Kernel{}, fault.New(fault.Conflict, "kernel %q is there already", name)
+		}
+		if len(living) >= MaxKernels {
+			return agentapi.Kernel{}, fault.New(fault.Exhausted, "a sandbox has at most %d kernels; end one first", MaxKernels)
 		}
 		return m.addKernel(ctx, e, agentapi.KernelStartParams{
 			Kernel: name, Language: cmp.Or(spec.Language, kernelLanguage), Cwd: spec.Cwd,

@@ -268,6 +268,15 @@ func (m *Maker) attendZygote(z *zygote) {
 	close(z.gone)
 }
 
+// whyNotForked explains a kernel that a zygote could not fork. It begins in the sandbox's cgroup, so the sandbox's own limit of
+// processes ends it with EAGAIN, whose text comes last.
+func whyNotForked(text string) error {
+	if strings.HasSuffix(text, unix.EAGAIN.Error()) || strings.HasSuffix(text, "Resource temporarily unavailable") {
+		return fault.New(fault.Exhausted, "the sandbox has as many processes as it may have (limits.pids), and a kernel is one more")
+	}
+	return fmt.Errorf("zygote: fork: %s", text)
+}
+
 func (z *zygote) hear(msg zygoteMessage, files []*os.File) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -277,7 +286,7 @@ func (z *zygote) hear(msg zygoteMessage, files []*os.File) {
 		delete(z.waiting, msg.Token)
 		a := zygoteAnswer{message: msg}
 		if msg.Type == "failed" || len(files) < 1 || len(files) > 2 {
-			a.err = fmt.Errorf("zygote: fork: %s", msg.Error)
+			a.err = whyNotForked(msg.Error)
 			delete(z.living, msg.Token)
 		} else {
 			a.pidfds, files = files, nil
