@@ -52,7 +52,7 @@ func TestOpenAPI(t *testing.T) {
 	runSuite(t, command, []string{
 		"COVE_TEST_SANDBOX=" + sb.ID, "COVE_TEST_SESSION=openapi", "COVE_TEST_KEYS=" + strings.Join(spared, ","), "PYTHONDONTWRITEBYTECODE=1", "PYTHONPATH=" + suite, "SCHEMATHESIS_HOOKS=hooks",
 	})
-	if got, err := s.Get(t.Context(), sb.ID); err != nil || got.Info.State != "running" {
+	if got, err := s.Get(t.Context(), sb.ID); err != nil || got.State != "running" {
 		t.Errorf("the sandbox that requests were about is %+v, %v: most of them saw only that it has ended", got, err)
 	}
 }

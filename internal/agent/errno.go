@@ -39,7 +39,7 @@ func explain(err error, what string) error {
 	case syscall.ENOEXEC:
 		kind, sentence = fault.Invalid, "is not in a format that can be executed"
 	case syscall.E2BIG:
-		kind, sentence = fault.Invalid, "arguments and environment are too long"
+		kind, sentence = fault.Invalid, "arguments and environment are too long: "+agentapi.ArgumentLimit
 	case syscall.EINVAL, syscall.ENXIO, syscall.ENODEV, syscall.ENOTTY, syscall.EOPNOTSUPP:
 		kind = fault.Invalid
 	case syscall.EEXIST:

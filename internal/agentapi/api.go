@@ -16,6 +16,9 @@ import (
 // Version of the protocol; an agent tells its own in Hello and the server says when it cannot speak it.
 const Version = 1
 
+// ArgumentLimit says what Linux allows a command: MAX_ARG_STRLEN for one argument, with the zero byte at its end.
+const ArgumentLimit = "one argument may have at most 131071 bytes"
+
 // Op names an operation of the agent.
 type Op string
 

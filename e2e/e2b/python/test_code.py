@@ -371,9 +371,9 @@ def test_variables_of_a_sandbox_are_properties_in_java(make_code):
 
 @pytest.mark.proves("run_code", "create_code_context")
 def test_an_unknown_language_is_told(code):
-    with pytest.raises(SandboxException, match="500"):
+    with pytest.raises(SandboxException, match="501"):
         code.run_code("1", language="klingon")
-    with pytest.raises(SandboxException, match="500"):
+    with pytest.raises(SandboxException, match="501"):
         code.create_code_context(language="klingon")
 
 

@@ -14,7 +14,8 @@ import (
 // metadataPrefix begins the names of the attributes that hold a file's metadata.
 const metadataPrefix = "user.e2b."
 
-// entryInfo is an entry as E2B shows it: a link has its target's type and permission bits.
+// entryInfo is an entry as E2B shows it: a link has its target's type and permission bits. A link that leads nowhere is of the
+// type symlink: the SDKs leave out entries without a type.
 func entryInfo(e *agentapi.Entry) *envdpb.EntryInfo {
 	info := &envdpb.EntryInfo{
 		Name: e.Name, Path: e.Path, Size: e.Size, Type: fileType(e.Type), Mode: e.Mode & 0o777,
@@ -26,7 +27,7 @@ func entryInfo(e *agentapi.Entry) *envdpb.EntryInfo {
 	}
 	info.IsSymlink = true
 	to := e.Path // what leads nowhere is its own target
-	info.Type, info.Mode = envdpb.FileType_FILE_TYPE_UNSPECIFIED, 0
+	info.Type, info.Mode = envdpb.FileType_FILE_TYPE_SYMLINK, 0
 	if e.Link != nil {
 		to, info.Type, info.Mode = e.Link.Path, fileType(e.Link.Type), e.Link.Mode&0o777
 	}

@@ -5,6 +5,7 @@ package envd
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"time"
@@ -45,6 +46,36 @@ func bound(spec connect.Spec) []connect.HandlerOption {
 	return []connect.HandlerOption{connect.WithReadMaxBytes(maxMessage)}
 }
 
+// commandBound says of a command that does not fit into a message what a shorter one that is too long is told. connect's own
+// answer is resource_exhausted, which the SDKs take for a limit of requests and try again.
+type commandBound struct{}
+
+func (commandBound) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc { return next }
+
+func (commandBound) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return next
+}
+
+func (commandBound) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
+		if conn.Spec().Procedure == envdpbconnect.ProcessStartProcedure {
+			conn = boundedCommand{conn}
+		}
+		return next(ctx, conn)
+	}
+}
+
+type boundedCommand struct{ connect.StreamingHandlerConn }
+
+func (c boundedCommand) Receive(message any) error {
+	err := c.StreamingHandlerConn.Receive(message)
+	if connect.CodeOf(err) == connect.CodeResourceExhausted {
+		return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("the command is too long: %s, and all of it %d bytes",
+			agentapi.ArgumentLimit, maxMessage))
+	}
+	return err
+}
+
 // Handler answers requests that carry a target.
 type Handler struct {
 	sandboxes Sandboxes
@@ -57,7 +88,7 @@ type Handler struct {
 // New makes a handler. Close ends what outlives requests.
 func New(s Sandboxes, tokens target.Tokens, log *slog.Logger) *Handler {
 	h := &Handler{sandboxes: s, tokens: tokens, log: log, mux: http.NewServeMux(), pollers: newPollers()}
-	limits := connect.WithConditionalHandlerOptions(bound)
+	limits := connect.WithHandlerOptions(connect.WithConditionalHandlerOptions(bound), connect.WithInterceptors(commandBound{}))
 	h.mux.Handle(envdpbconnect.NewProcessHandler(&processes{h}, limits))
 	h.mux.Handle(envdpbconnect.NewFilesystemHandler(&filesystem{h}, limits))
 	h.mux.HandleFunc("GET /files", h.download)

@@ -60,7 +60,7 @@ func TestEntries(t *testing.T) {
 			Owner: name, Group: group, SymlinkTarget: link, IsSymlink: link != nil}
 	}
 	want := []*pb.EntryInfo{
-		entry("dangling", pb.FileType_FILE_TYPE_UNSPECIFIED, 7, 0, "Lrwxrwxrwx", proto.String(w.home+"/d/dangling")),
+		entry("dangling", pb.FileType_FILE_TYPE_SYMLINK, 7, 0, "Lrwxrwxrwx", proto.String(w.home+"/d/dangling")),
 		entry("file.txt", pb.FileType_FILE_TYPE_FILE, 5, 0o644, "-rw-r--r--", nil),
 		entry("link", pb.FileType_FILE_TYPE_FILE, 8, 0o644, "Lrwxrwxrwx", &file),
 		entry("pipe", pb.FileType_FILE_TYPE_UNSPECIFIED, 0, 0o644, "prw-r--r--", nil),

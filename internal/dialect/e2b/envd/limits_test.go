@@ -28,7 +28,7 @@ func TestMessagesAreBounded(t *testing.T) {
 			return err
 		}
 		start := func(size int) error {
-			_, err := run(t, processes, &pb.StartRequest{Process: &pb.ProcessConfig{Cmd: strings.Repeat("x", size)}})
+			_, err := run(t, processes, &pb.StartRequest{Process: &pb.ProcessConfig{Cmd: "/bin/true", Args: []string{strings.Repeat("x", size)}}})
 			return err
 		}
 		send := func(size int) error {
@@ -42,12 +42,18 @@ func TestMessagesAreBounded(t *testing.T) {
 			_, err := in.CloseAndReceive()
 			return err
 		}
+		for _, size := range []int{200 << 10, 1 << 20, 3 << 20} {
+			err := start(size)
+			if connect.CodeOf(err) != connect.CodeInvalidArgument || !strings.Contains(err.Error(), "one argument may have at most 131071 bytes") {
+				t.Errorf("%s: a command of %d bytes: %.200v", name, size, err)
+			}
+		}
 		for _, c := range []struct {
 			name string
 			call func(size int) error
 			most int
 		}{
-			{"Stat", stat, 1 << 20}, {"ListDir", list, 1 << 20}, {"SendSignal", signal, 1 << 20}, {"Start", start, 1 << 20},
+			{"Stat", stat, 1 << 20}, {"ListDir", list, 1 << 20}, {"SendSignal", signal, 1 << 20},
 			{"SendInput", send, 8 << 20}, {"StreamInput", stream, 8 << 20},
 		} {
 			t.Run(name+" "+c.name, func(t *testing.T) {

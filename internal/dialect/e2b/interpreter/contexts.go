@@ -94,10 +94,11 @@ func wire(k agentapi.Kernel) wireContext {
 	return wireContext{ID: k.Name, Language: k.Language, Cwd: k.Cwd}
 }
 
-// asFailure is a context that could not be made: always 500, but for a sandbox that is gone.
+// asFailure is a context that could not be made: 500, but for a sandbox that is gone, a bound, and a language that the template
+// does not have.
 func asFailure(err error) error {
 	switch fault.KindOf(err) {
-	case fault.Gone, fault.Unavailable, fault.Internal:
+	case fault.Gone, fault.Unavailable, fault.Internal, fault.Unsupported, fault.Exhausted, fault.DiskFull:
 		return err
 	default: // the caller's doing
 	}

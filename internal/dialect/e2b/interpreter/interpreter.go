@@ -165,7 +165,9 @@ func statusOf(kind fault.Kind) int {
 		return http.StatusUnauthorized
 	case fault.Denied:
 		return http.StatusForbidden
-	case fault.Invalid, fault.Conflict, fault.Unsupported, fault.Timeout, fault.Unavailable, fault.Internal:
+	case fault.Unsupported:
+		return http.StatusNotImplemented
+	case fault.Invalid, fault.Conflict, fault.Timeout, fault.Unavailable, fault.Internal:
 		return http.StatusInternalServerError
 	}
 	return http.StatusInternalServerError

@@ -114,7 +114,7 @@ func TestALanguageThatIsMissing(t *testing.T) {
 	for language, says := range map[string]string{"r": "no Rscript", "java": "no java", "bash": "no bash"} {
 		want := "this sandbox's image or template has " + says + ", which kernels of " + language + " need"
 		for _, path := range []string{"/execute", "/contexts"} {
-			if status, body := w.do(t, http.MethodPost, path, object{"code": "1", "language": language}); status != http.StatusInternalServerError || !strings.Contains(body, want) {
+			if status, body := w.do(t, http.MethodPost, path, object{"code": "1", "language": language}); status != http.StatusNotImplemented || !strings.Contains(body, want) {
 				t.Errorf("%s %s: %d %s", path, language, status, body)
 			}
 		}
