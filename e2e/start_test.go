@@ -4,6 +4,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -94,6 +95,74 @@ func TestStart_HostChanged(t *testing.T) {
 	}
 	if !strings.Contains(s.said.String(), "level=WARN msg=\"a template cannot be built again") {
 		t.Errorf("the log does not say that the build failed: %s", s.said)
+	}
+}
+
+// TestStart_DamagedLayer starts a server on a template of which a file is gone.
+func TestStart_DamagedLayer(t *testing.T) {
+	s := makeServer(t, "COVE_TEMPLATE_PREPARE=own")
+	t.Cleanup(s.close)
+	definition := filepath.Join(s.dir, "templates", "own.toml")
+	if err := os.WriteFile(definition, []byte("name = 'own'\nfrom = 'base'\n[files]\n'/etc/motd' = 'hello'\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s.start(t)
+	s.signal(t, syscall.SIGTERM)
+	found, err := filepath.Glob(filepath.Join(s.dir, "templates/built/layers/own-*/trees/@/etc/motd"))
+	if err != nil || len(found) != 1 {
+		t.Fatal(found, err)
+	}
+	if err := os.Remove(found[0]); err != nil {
+		t.Fatal(err)
+	}
+	lock, err := os.OpenFile(filepath.Join(s.dir, "templates", "built", "lock"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil { // no build can begin
+		t.Fatal(err)
+	}
+	s.start(t)
+	if code, body := readyz(t, s); code != http.StatusServiceUnavailable || !strings.Contains(body, "template own is damaged and is being built again") {
+		t.Errorf("/readyz before the template is built again: %d %s", code, body)
+	}
+	if _, err := s.Create(t.Context(), client.CreateRequest{Template: "own"}); err == nil || !strings.Contains(err.Error(), "is damaged and is being built again") {
+		t.Errorf("a sandbox of the damaged template: %v", err)
+	}
+	if sb, err := s.Create(t.Context(), client.CreateRequest{Template: "base"}); err != nil {
+		t.Errorf("a sandbox of another template: %v", err)
+	} else if err := sb.Kill(t.Context()); err != nil {
+		t.Error(err)
+	}
+	lock.Close()
+	code, body := readyz(t, s)
+	for deadline := time.Now().Add(2 * time.Minute); code != http.StatusOK && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		code, body = readyz(t, s)
+	}
+	if code != http.StatusOK {
+		t.Fatalf("/readyz: %d %s", code, body)
+	}
+	sb, err := s.Create(t.Context(), client.CreateRequest{Template: "own"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := sb.Exec(t.Context(), client.ExecRequest{Command: "cat /etc/motd"}); err != nil || out.Stdout != "hello" {
+		t.Errorf("a sandbox shows %q, %v", out.Stdout, err)
+	}
+
+	doctor := func() string {
+		out, _ := exec.Command(program(t), "doctor", "--verify", "--data-dir", s.dir).CombinedOutput() // its exit code is about the host
+		return string(out)
+	}
+	if out := doctor(); !strings.Contains(out, "the files of 4 templates are those that were built") {
+		t.Errorf("doctor --verify says: %s", out)
+	}
+	if err := os.WriteFile(found[0], []byte("jello"), 0o644); err != nil { // the same size
+		t.Fatal(err)
+	}
+	if out := doctor(); !strings.Contains(out, "of template own") || !strings.Contains(out, "was changed after it was built") {
+		t.Errorf("doctor --verify of a changed file says: %s", out)
 	}
 }
 

@@ -38,6 +38,21 @@ func TestKernelWithIPython(t *testing.T) {
 	claims(t, "test_kernel.py", "COVE_TEST_SHELL=ipython", "COVE_TEST_PYTHON="+richPython(t))
 }
 
+// TestPreload_HollowPackage imports a directory without an __init__.py, which Python takes for a namespace package.
+func TestPreload_HollowPackage(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "hollow"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(python3(t), "-c", "import zygote; r = zygote.preload(['hollow', 'json', 'time']); print(r['hollow'], type(r['json']), type(r['time']))")
+	cmd.Env = append(os.Environ(), "PYTHONPATH="+dir, "PYTHONDONTWRITEBYTECODE=1")
+	out, err := cmd.CombinedOutput()
+	want := "ImportError: there is a directory of that name and no module: a part of its package is missing <class 'float'> <class 'float'>\n"
+	if err != nil || string(out) != want {
+		t.Errorf("got %q, %v", out, err)
+	}
+}
+
 func TestNode(t *testing.T) {
 	node, err := exec.LookPath("node")
 	if err != nil {

@@ -583,13 +583,20 @@ def copy_fonts(home):
         pass  # it will search
 
 
+def hollow(module):
+    """A package without its __init__.py can be imported as a namespace package: it has no file and nothing in it."""
+    spec = getattr(module, "__spec__", None)
+    return getattr(module, "__file__", None) is None and spec is not None and spec.origin is None and spec.submodule_search_locations is not None
+
+
 def preload(modules):
     """Import what the template wants; what each took, or why it could not."""
     report = {}
     for name in modules:
         start = time.monotonic()
         try:
-            importlib.import_module(name)
+            if hollow(importlib.import_module(name)):
+                raise ImportError("there is a directory of that name and no module: a part of its package is missing")
             report[name] = round(time.monotonic() - start, 4)
         except BaseException as e:  # a module may call sys.exit()
             report[name] = "%s: %s" % (type(e).__name__, e)

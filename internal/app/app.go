@@ -54,7 +54,6 @@ type Server struct {
 	ready        func(context.Context) error // whether sandboxes can be made
 	herald       *herald                     // writes the ready file where this process may not; nil: it may
 	certificate  *tls.Certificate            // that was given for the TLS listener; nil: the server makes its own
-	templates    templateState               // of those in renewal
 	renewal      *renewal                    // builds templates again behind the server; nil: there is none
 	startup      *gateway.Startup            // answers on the plain and the TLS listener until the rest has started
 	tls          lateTLS                     // of the TLS listener
@@ -169,8 +168,8 @@ func (s *Server) openDialects(ctx context.Context, store *sqlstore.Store, m *san
 		Signed:   cove.LinkPrefix,
 		Else:     e2b.control,
 		Metrics:  o.Metrics(),
-		Checks:   s.checks(store),
-		Notes:    s.templates.notes,
+		Checks:   s.checks(store, p),
+		Notes:    p.notes(),
 		Served:   func(r *http.Request, a gateway.Answer) { o.Served(r, a.Request, a.Status, a.Received, a.Sent) },
 		Log:      s.log,
 	}, nil

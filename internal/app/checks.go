@@ -13,7 +13,7 @@ import (
 )
 
 // checks are what a server cannot serve without.
-func (s *Server) checks(store *sqlstore.Store) gateway.Checks {
+func (s *Server) checks(store *sqlstore.Store, p parts) gateway.Checks {
 	all := gateway.Checks{
 		"database": store.Ready,
 		"files":    func(context.Context) error { return writable(stateDir(s.cfg.DataDir)) },
@@ -21,7 +21,18 @@ func (s *Server) checks(store *sqlstore.Store) gateway.Checks {
 	if s.ready != nil {
 		all["driver"] = s.ready
 	}
+	if built, ok := p.templates.(builtTemplates); ok {
+		all["templates"] = built.state.check
+	}
 	return all
+}
+
+// notes are what /readyz tells of a server that is ready; nil: nothing.
+func (p parts) notes() func() []string {
+	if built, ok := p.templates.(builtTemplates); ok {
+		return built.state.notes
+	}
+	return nil
 }
 
 // probe is a file that is written and removed again: nothing else tells a disk that takes no more.

@@ -41,7 +41,7 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 		}
 	}
 	if built, ok := p.templates.(builtTemplates); ok {
-		if err := s.renewTemplates(built.Dir(), needed); err != nil {
+		if err := s.renewTemplates(built, needed); err != nil {
 			return nil, parts{}, nil, err
 		}
 	}
@@ -57,8 +57,12 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 	if err := manager.Open(ctx); err != nil {
 		return nil, parts{}, nil, fmt.Errorf("find the sandboxes of an earlier server: %w", err)
 	}
+	if s.renewal != nil {
+		s.startup.Say("the templates are being checked")
+		s.renewal.awaitCheck(ctx)
+	}
 	progress("warming template " + names[0])
-	if err := manager.Prepare(ctx, Tenant, names[0]); err != nil {
+	if err := manager.Prepare(ctx, Tenant, names[0]); err != nil && !s.renewal.rebuilds(names[0]) {
 		return nil, parts{}, nil, fmt.Errorf("prepare template %s: %w", names[0], err)
 	}
 	s.warm(manager, names[1:])

@@ -49,16 +49,26 @@ func openDriver(ctx context.Context, cfg config.Config, documents documents, log
 }
 
 // builtTemplates are those that a Store builds on this host.
-type builtTemplates struct{ *template.Store }
+type builtTemplates struct {
+	*template.Store
+	state *templateState
+}
 
 func openTemplates(cfg config.Config, log *slog.Logger) (builtTemplates, error) {
 	s, err := template.Open(template.Options{Dir: filepath.Join(cfg.DataDir, "templates"), Log: log})
-	return builtTemplates{s}, err
+	return builtTemplates{s, &templateState{}}, err
 }
 
 func (t builtTemplates) Resolve(ctx context.Context, tenant, name string) (*template.Template, error) {
+	if err := t.state.usable(name); err != nil {
+		return nil, err
+	}
 	t.Current() // an operator may have built one meanwhile
-	return t.ResolveFor(ctx, tenant, name)
+	found, err := t.ResolveFor(ctx, tenant, name)
+	if err == nil && found.Snapshot != nil {
+		err = t.state.usable(found.Snapshot.Base)
+	}
+	return found, err
 }
 
 func (t builtTemplates) List(tenant string) []template.Info {

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -18,6 +20,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/gateway"
 	"github.com/covehq/cove/internal/template"
 )
 
@@ -28,13 +32,14 @@ const renewCommand = "renew-templates"
 // change of the host or of a definition has made out of date. It is started while the server is root, since building
 // needs root, and ends when everything is up to date.
 type renewal struct {
-	cmd   *exec.Cmd
-	stdin io.WriteCloser
-	lines io.ReadCloser
-	built chan string   // names of templates that were replaced; closed when the child has ended
-	done  chan struct{} // closed when the child has ended
-	state *templateState
-	log   *slog.Logger
+	cmd     *exec.Cmd
+	stdin   io.WriteCloser
+	lines   io.ReadCloser
+	checked chan struct{} // closed when the child has looked at every template, or has ended
+	built   chan string   // names of templates that were replaced; closed when the child has ended
+	done    chan struct{} // closed when the child has ended
+	state   *templateState
+	log     *slog.Logger
 
 	once   sync.Once
 	closed error
@@ -49,6 +54,8 @@ type renewed struct {
 
 // The states of a template in renewal.
 const (
+	renewDamaged  = "damaged"  // a layer is not as it was built: no sandbox starts from it
+	renewChecked  = "checked"  // every template was looked at; it names none
 	renewCurrent  = "current"  // it is up to date
 	renewBuilding = "building" // the earlier one serves meanwhile
 	renewBuilt    = "built"    // the new one serves from now on
@@ -60,19 +67,24 @@ const renewFinish = "finish\n"
 
 // templateState is what the server knows of its templates beyond the records: /readyz tells it.
 type templateState struct {
-	mu       sync.Mutex
-	outdated map[string]bool // could not be built again
-	building map[string]bool
+	mu      sync.Mutex
+	states  map[string]string // by template
+	damaged map[string]bool   // until it is built
 }
 
 func (s *templateState) hear(r renewed) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.outdated == nil {
-		s.outdated, s.building = map[string]bool{}, map[string]bool{}
+	if s.states == nil {
+		s.states, s.damaged = map[string]string{}, map[string]bool{}
 	}
-	s.building[r.Template] = r.State == renewBuilding
-	s.outdated[r.Template] = r.State == renewFailed
+	s.states[r.Template] = r.State
+	switch r.State {
+	case renewDamaged:
+		s.damaged[r.Template] = true
+	case renewBuilt, renewCurrent:
+		delete(s.damaged, r.Template)
+	}
 }
 
 // notes are sentences for /readyz. They are read without a key, so they hold no path and no error.
@@ -80,40 +92,62 @@ func (s *templateState) notes() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []string
-	for _, name := range sortedTrue(s.building) {
-		all = append(all, fmt.Sprintf("template %s is being built again; the earlier one serves", name))
-	}
-	for _, name := range sortedTrue(s.outdated) {
-		all = append(all, fmt.Sprintf("template %s could not be built again, so the earlier one serves; the server's log says why", name))
+	for _, name := range slices.Sorted(maps.Keys(s.states)) {
+		switch state := s.states[name]; {
+		case s.damaged[name]:
+		case state == renewBuilding:
+			all = append(all, fmt.Sprintf("template %s is being built again; the earlier one serves", name))
+		case state == renewFailed:
+			all = append(all, fmt.Sprintf("template %s could not be built again, so the earlier one serves; the server's log says why", name))
+		}
 	}
 	return all
+}
+
+// check fails while a template is damaged.
+func (s *templateState) check(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(s.damaged)) {
+		return gateway.Public(s.refusal(name))
+	}
+	return nil
+}
+
+// usable fails for a template that is damaged.
+func (s *templateState) usable(name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.damaged[name] {
+		return fault.New(fault.Unavailable, "%s", s.refusal(name))
+	}
+	return nil
+}
+
+// refusal says why no sandbox starts from a damaged template. The caller holds mu.
+func (s *templateState) refusal(name string) string {
+	if s.states[name] == renewFailed {
+		return "template " + name + " is damaged and could not be built again; the server's log says why"
+	}
+	return "template " + name + " is damaged and is being built again; try again later"
 }
 
 func (s *templateState) busy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(sortedTrue(s.building)) > 0
-}
-
-func sortedTrue(m map[string]bool) []string {
-	var all []string
-	for name, is := range m {
-		if is {
-			all = append(all, name)
-		}
-	}
-	slices.Sort(all)
-	return all
+	return slices.Contains(slices.Collect(maps.Values(s.states)), renewBuilding)
 }
 
 // renewTemplates starts the child. Without root there is none: templates stay as they are.
-func (s *Server) renewTemplates(dir string, names []string) error {
+func (s *Server) renewTemplates(t builtTemplates, names []string) error {
 	if os.Geteuid() != 0 {
 		return nil
 	}
-	cmd := exec.Command("/proc/self/exe", append([]string{renewCommand, dir}, names...)...)
+	cmd := exec.Command("/proc/self/exe", append([]string{renewCommand, t.Dir()}, names...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C is for the server, which tells the child
-	r := &renewal{cmd: cmd, built: make(chan string, len(names)), done: make(chan struct{}), state: &s.templates, log: s.log}
+	r := &renewal{
+		cmd: cmd, checked: make(chan struct{}), built: make(chan string, len(names)), done: make(chan struct{}), state: t.state, log: s.log,
+	}
 	var err error
 	if r.stdin, err = cmd.StdinPipe(); err != nil {
 		return err
@@ -130,18 +164,44 @@ func (s *Server) renewTemplates(dir string, names []string) error {
 	return nil
 }
 
+// checkPatience is how long a start waits for the look at the templates: a slow disk takes longer than the look is worth.
+const checkPatience = 20 * time.Second
+
+// awaitCheck returns when the child has looked at every template, so that no zygote imports from a damaged one.
+func (r *renewal) awaitCheck(ctx context.Context) {
+	late := time.NewTimer(checkPatience)
+	defer late.Stop()
+	select {
+	case <-r.checked:
+	case <-late.C:
+		r.log.Warn("the templates are not checked yet; serving from them", "waited", checkPatience)
+	case <-ctx.Done():
+	}
+}
+
+// rebuilds tells whether a template cannot be used until it is built again; then followRenewal makes it ready.
+func (r *renewal) rebuilds(name string) bool { return r != nil && r.state.usable(name) != nil }
+
 // follow hears the child until it ends.
 func (r *renewal) follow() {
+	checked := sync.OnceFunc(func() { close(r.checked) })
 	defer close(r.done)
 	defer close(r.built)
+	defer checked()
 	lines := bufio.NewScanner(r.lines)
 	for lines.Scan() {
 		var line renewed
 		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
 			continue
 		}
+		if line.State == renewChecked {
+			checked()
+			continue
+		}
 		r.state.hear(line)
 		switch line.State {
+		case renewDamaged:
+			r.log.Error("a template is not as it was built; it is built again, and no sandbox starts from it until then", "template", line.Template, "damage", line.Message)
 		case renewBuilding:
 			r.log.Info("the host or the definition of a template has changed; it is built again while the earlier one serves", "template", line.Template)
 		case renewFailed:
@@ -208,10 +268,33 @@ func renewMain(args []string, stdin io.Reader, out io.Writer) error {
 	say := func(name, state, message string) {
 		_ = json.NewEncoder(out).Encode(renewed{name, state, message}) // the server may be gone
 	}
+	discardDamaged(ctx, store, args[1:], say)
 	for _, name := range args[1:] {
 		renewOne(ctx, store, name, say)
 	}
 	return ctx.Err()
+}
+
+// discardDamaged puts layers aside whose files are not those that were built. Every template is looked at before: several
+// share a layer.
+func discardDamaged(ctx context.Context, store *template.Store, names []string, say func(name, state, message string)) {
+	bad := map[string]bool{}
+	for _, name := range names {
+		found, err := store.Check(ctx, name)
+		for layer, why := range found {
+			bad[layer] = true
+			say(name, renewDamaged, fmt.Sprintf("layer %s: %s", layer, why))
+		}
+		if err != nil && ctx.Err() == nil {
+			say(name, renewDamaged, err.Error())
+		}
+	}
+	say("", renewChecked, "")
+	for layer := range bad {
+		if err := store.Discard(ctx, layer); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return // Ensure tells what is wrong
+		}
+	}
 }
 
 func renewOne(ctx context.Context, store *template.Store, name string, say func(name, state, message string)) {

@@ -12,17 +12,23 @@ import (
 )
 
 func (a *invocation) doctor() *cobra.Command {
-	return &cobra.Command{
+	var verify bool
+	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check this host and say what to do about each finding",
-		Long:  "Check whether this host can run sandboxes safely. Every finding is explained with its remedy; what makes it unsafe\nis refused, and the exit code is then 1.",
-		Args:  exactArgs(0, "no arguments"),
+		Long: "Check whether this host can run sandboxes safely. Every finding is explained with its remedy; what makes it unsafe\nis refused, and the exit code is then 1.\n\n" +
+			"With --verify the content of every template in the data directory is read and compared with what was built, which takes\n" +
+			"seconds for each.",
+		Args: exactArgs(0, "no arguments"),
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, err := a.load(nil)
 			if err != nil {
 				return err
 			}
 			findings := app.Doctor(c.Context(), cfg)
+			if verify {
+				findings = append(findings, app.VerifyTemplates(c.Context(), cfg)...)
+			}
 			if err := a.print(findings, func(t *table) { report(t, findings) }); err != nil {
 				return err
 			}
@@ -34,6 +40,8 @@ func (a *invocation) doctor() *cobra.Command {
 			return nil
 		},
 	}
+	c.Flags().BoolVar(&verify, "verify", false, "read all templates and compare them with what was built; needs root")
+	return c
 }
 
 var marks = map[string]cell{"ok": {"ok", green}, "note": {"note", cyan}, "warn": {"WARN", yellow}, app.LevelRefuse: {"REFUSED", red}}

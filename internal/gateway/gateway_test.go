@@ -340,3 +340,21 @@ func TestWhoCountsIsToldWhatBecameOfARequest(t *testing.T) {
 		t.Errorf("told %q, want %q", seen, want)
 	}
 }
+
+func TestReadiness_TellsPublicReasons(t *testing.T) {
+	s, _ := newServer(t, io.Discard, gateway.Config{
+		Notes: func() []string { return []string{"template base is being built again; the earlier one serves"} },
+		Checks: gateway.Checks{
+			"database":  func(context.Context) error { return errors.New("hunter2") },
+			"templates": func(context.Context) error { return gateway.Public("template python is damaged") },
+		},
+	})
+	want := `{"status":"unavailable","checks":{"database":"failed","templates":"failed"},` +
+		`"notes":["template base is being built again; the earlier one serves"],` +
+		`"error":{"kind":"unavailable","message":"not ready: database, templates; template python is damaged; the server's log says why"}}`
+	for range 2 { // asked, and from memory
+		if resp, body := get(t, s.URL+"/readyz"); resp.StatusCode != 503 || strings.TrimSpace(body) != want {
+			t.Errorf("%d %s", resp.StatusCode, body)
+		}
+	}
+}

@@ -14,6 +14,11 @@ import (
 // Checks are the parts without which the server cannot serve; each is nil when it can.
 type Checks map[string]func(context.Context) error
 
+// Public is the error of a check with a sentence for callers without a key: of other errors /readyz tells the part alone.
+type Public string
+
+func (p Public) Error() string { return string(p) }
+
 // readiness is what /readyz answers. Whoever asks has no key: it says which part fails, and the log why.
 type readiness struct {
 	Status string            `json:"status"`
@@ -42,23 +47,29 @@ type health struct {
 	mu    sync.Mutex // held while they are asked
 	at    time.Time
 	last  map[string]string
+	why   []string              // sentences of Public errors
 	stuck map[string]chan error // checks that did not come back in time
 }
 
 // look asks the parts, unless that was done just now.
-func (g *Gateway) look() map[string]string {
+func (g *Gateway) look() (states map[string]string, why []string) {
 	h := &g.health
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.last != nil && time.Since(h.at) < g.cfg.ReadyFor {
-		return h.last
+		return h.last, h.why
 	}
 	now := map[string]string{}
+	h.why = nil
 	for name := range g.cfg.Checks {
 		now[name] = checkOK
 		err := g.ask(name)
 		if err != nil {
 			now[name] = checkFailed
+		}
+		var public Public
+		if errors.As(err, &public) {
+			h.why = append(h.why, string(public))
 		}
 		switch failed := h.last[name] == checkFailed; {
 		case err != nil && !failed:
@@ -68,7 +79,7 @@ func (g *Gateway) look() map[string]string {
 		}
 	}
 	h.last, h.at = now, time.Now()
-	return now
+	return h.last, h.why
 }
 
 // ask asks one part. One that hangs, as a disk may, has failed, and is not asked again before it has come back: then it
@@ -111,7 +122,8 @@ func (g *Gateway) begin(name string) chan error {
 }
 
 func (g *Gateway) ready(w http.ResponseWriter, _ *http.Request) {
-	now := readiness{Status: statusReady, Checks: g.look()}
+	states, why := g.look()
+	now := readiness{Status: statusReady, Checks: states}
 	if g.cfg.Notes != nil {
 		now.Notes = g.cfg.Notes()
 	}
@@ -125,7 +137,7 @@ func (g *Gateway) ready(w http.ResponseWriter, _ *http.Request) {
 		tell(w, http.StatusOK, now)
 		return
 	}
-	tell(w, http.StatusServiceUnavailable, notReady{now, unavailable(now.reason())})
+	tell(w, http.StatusServiceUnavailable, notReady{now, unavailable(now.reason(why))})
 }
 
 // notReady is readiness with the reason as a sentence.
@@ -134,7 +146,7 @@ type notReady struct {
 	Error map[string]string `json:"error"`
 }
 
-func (n readiness) reason() string {
+func (n readiness) reason(why []string) string {
 	if n.Status == statusDraining {
 		return "the server is shutting down"
 	}
@@ -144,5 +156,12 @@ func (n readiness) reason() string {
 			failed = append(failed, name)
 		}
 	}
-	return "not ready: " + strings.Join(failed, ", ") + "; the server's log says why"
+	text := "not ready: " + strings.Join(failed, ", ")
+	for _, sentence := range why {
+		text += "; " + sentence
+	}
+	if len(why) < len(failed) {
+		text += "; the server's log says why"
+	}
+	return text
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // builderVersion changes when the same inputs would give another result.
-const builderVersion = 3
+const builderVersion = 4
 
 // Progress is one thing a build tells; Total is zero where it is not known.
 type Progress struct {
@@ -52,9 +52,11 @@ type build struct {
 // built describes a finished layer; it is written into the layer's directory.
 type built struct {
 	Name     string   `json:"name"`
-	Key      string   `json:"key"`    // of what it was made from
-	Digest   string   `json:"digest"` // of what it contains, without bytecode: the same wherever the inputs are
-	Seal     string   `json:"seal"`   // of everything it contains: for Verify
+	Key      string   `json:"key"`            // of what it was made from
+	Digest   string   `json:"digest"`         // of what it contains, without bytecode: the same wherever the inputs are
+	Seal     string   `json:"seal"`           // of everything it contains: for Verify
+	Census   census   `json:"census"`         // of its names and sizes: for Check
+	Salt     string   `json:"salt,omitempty"` // of a layer that was built again because it was damaged: its templates have another digest
 	Warnings []string `json:"warnings,omitempty"`
 
 	dir string
@@ -81,7 +83,7 @@ func (b *build) run(ctx context.Context) (*record, error) {
 	contents := []string{}
 	for _, made := range layers {
 		r.Layers = append(r.Layers, filepath.Base(made.dir))
-		contents = append(contents, made.Digest)
+		contents = append(contents, made.Digest+made.Salt)
 	}
 	bare := *t
 	bare.Trees, bare.Warnings = nil, nil // where the layers lie is not what they are
@@ -222,7 +224,10 @@ func (b *build) layer(ctx context.Context, i int, below []*built) (*built, error
 	if err := b.fill(ctx, l, i, below); err != nil {
 		return nil, err
 	}
-	made := &built{Name: b.links[i].Name, Key: key, Warnings: l.warnings, dir: dir}
+	made := &built{Name: b.links[i].Name, Key: key, Salt: b.store.saltOf(dir), Warnings: l.warnings, dir: dir}
+	if made.Census, err = takeCensus(filepath.Join(tmp, "trees")); err != nil {
+		return nil, err
+	}
 	if made.Digest, made.Seal, err = digestTree(filepath.Join(tmp, "trees")); err != nil {
 		return nil, err
 	}

@@ -716,3 +716,44 @@ func TestRecord_DirectoryIsMoved(t *testing.T) {
 		t.Errorf("%v; the record names the directory: %s", err, text)
 	}
 }
+
+func TestCheck_DamagedLayerIsBuiltAgain(t *testing.T) {
+	needRoot(t)
+	store := open(t, write(t, map[string]string{"small.toml": small + "'/etc/issue' = 'here'\n"}))
+	before, _ := ensure(t, store, "small")
+	if bad, err := store.Check(t.Context(), "small"); err != nil || len(bad) != 0 {
+		t.Errorf("as it was built: %q, %v", bad, err)
+	}
+	root := before.Trees[0].Lower[0]
+	layer := filepath.Base(filepath.Dir(filepath.Dir(root)))
+	for claim, damage := range map[string]func() error{
+		"a file is gone":    func() error { return os.Remove(root + "/etc/issue") },
+		"a file is cut":     func() error { return os.Truncate(root+"/etc/issue", 1) },
+		"a file is renamed": func() error { return os.Rename(root+"/etc/issue", root+"/etc/other") },
+	} {
+		if err := damage(); err != nil {
+			t.Fatal(err)
+		}
+		if bad, err := store.Check(t.Context(), "small"); err != nil || len(bad) != 1 || bad[layer] == "" {
+			t.Errorf("%s: %q, %v", claim, bad, err)
+		}
+		if err := store.Discard(t.Context(), layer); err != nil {
+			t.Fatal(err)
+		}
+		after, _ := ensure(t, store, "small")
+		if text, err := os.ReadFile(root + "/etc/issue"); err != nil || string(text) != "here" {
+			t.Errorf("%s: built again it has %q, %v", claim, text, err)
+		}
+		// The maker has zygotes and pools for each digest.
+		if after.Digest == before.Digest {
+			t.Errorf("%s: the template has the digest of the damaged one", claim)
+		}
+		before = after
+	}
+	if err := store.Sweep(t.Context(), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(root))), ".damaged-*")); len(left) != 0 {
+		t.Errorf("damaged layers are left: %q", left)
+	}
+}

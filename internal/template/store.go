@@ -336,7 +336,11 @@ func (s *Store) Sweep(ctx context.Context, inUse []*Template, age time.Duration)
 	if err != nil {
 		return err
 	}
+	inPlace := !slices.ContainsFunc(superseded, func(digest string) bool { return used[digest] })
 	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), damaged) && !inPlace {
+			continue // a sandbox of an earlier template may show it
+		}
 		if !needed[e.Name()] {
 			if err := os.RemoveAll(filepath.Join(s.layers(), e.Name())); err != nil {
 				return err

@@ -19,6 +19,8 @@ func bytesOnDisk(string) int64         { return 0 }
 func syncDir(string) error             { return errors.ErrUnsupported }
 func (l *layer) keepHome(string) error { return errors.ErrUnsupported }
 
+func takeCensus(string) (census, error) { return census{}, errors.ErrUnsupported }
+
 func imageSeal(context.Context, string) (string, error) { return "", errors.ErrUnsupported }
 
 func lockFile(context.Context, string, func()) (func(), error) { return nil, errors.ErrUnsupported }

@@ -1,0 +1,73 @@
+package template
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// damaged begins the names of layers that Discard put aside: sandboxes that live may still show them.
+const damaged = ".damaged-"
+
+// Check compares the names and sizes in the layers of a built template with what was built, and tells the layers that
+// differ. It reads no file's content; Verify does.
+func (s *Store) Check(ctx context.Context, name string) (bad map[string]string, err error) {
+	r, err := s.loadRecord(s.built(name + ".json"))
+	if err != nil {
+		return nil, err
+	}
+	bad = map[string]string{}
+	for _, layer := range r.Layers {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if why := s.checkLayer(layer); why != "" {
+			bad[layer] = why
+		}
+	}
+	return bad, nil
+}
+
+// checkLayer tells what is wrong with a layer.
+func (s *Store) checkLayer(layer string) string {
+	made, err := readLayer(filepath.Join(s.layers(), layer))
+	if err != nil {
+		return fmt.Sprintf("its description cannot be read: %v", err)
+	}
+	now, err := takeCensus(filepath.Join(s.layers(), layer, "trees"))
+	switch was := made.Census; {
+	case err != nil:
+		return fmt.Sprintf("it cannot be read: %v", err)
+	case was == census{}, was == now:
+		return ""
+	case now.Entries != was.Entries || now.Bytes != was.Bytes:
+		return fmt.Sprintf("it has %d entries and %d bytes; %d and %d were built", now.Entries, now.Bytes, was.Entries, was.Bytes)
+	default:
+		return "its files have other names or sizes than those that were built"
+	}
+}
+
+// Discard puts a damaged layer aside, so that the next Ensure builds it again.
+func (s *Store) Discard(ctx context.Context, layer string) error {
+	unlock, err := lockFile(ctx, s.built("lock"), func() {})
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	aside := damaged + layer + "-" + strings.ToLower(rand.Text())
+	return os.Rename(filepath.Join(s.layers(), layer), filepath.Join(s.layers(), aside))
+}
+
+// saltOf is random for a layer that takes the place of one that was put aside. The maker has zygotes and pools for each
+// digest: those of the damaged template must not serve the new one.
+func (s *Store) saltOf(layer string) string {
+	entries, _ := os.ReadDir(s.layers()) // the build that follows tells
+	if !slices.ContainsFunc(entries, func(e os.DirEntry) bool { return strings.HasPrefix(e.Name(), damaged+filepath.Base(layer)+"-") }) {
+		return ""
+	}
+	return rand.Text()
+}
