@@ -8,8 +8,8 @@ import (
 	"github.com/covehq/cove/internal/fault"
 )
 
-// How long one call of a database may take. A server that shares its host with others answers a
-// call of SQLite in milliseconds and waits for its one writer: it has more time.
+// How long one call of a database may take. Calls of SQLite wait for its one writer, so they have more
+// time.
 const (
 	postgresLimit = 1500 * time.Millisecond
 	sqliteLimit   = 10 * time.Second
@@ -18,8 +18,8 @@ const (
 	batchTime = 30 * time.Second
 	// noLimit is for migrations, which take as long as the tables are large.
 	noLimit time.Duration = 0
-	// suspectLimit is for calls of callers while the database has not been heard since a call came
-	// to no end: a request makes several, and they fail together within two seconds.
+	// suspectLimit is for callers while the database has not answered since a call timed out. A
+	// request makes several calls: together they fail within two seconds.
 	suspectLimit = 200 * time.Millisecond
 )
 
@@ -42,7 +42,7 @@ func (s *Store) call(ctx context.Context, limit time.Duration, do func(context.C
 	if err == nil || !errors.Is(context.Cause(timed), errLate) {
 		return err
 	}
-	s.listen()
+	s.askUntilAnswered()
 	var said *fault.Error
 	if errors.As(err, &said) {
 		return err
@@ -50,27 +50,27 @@ func (s *Store) call(ctx context.Context, limit time.Duration, do func(context.C
 	return fault.Wrap(fault.Unavailable, errors.Join(errLate, err), "the database does not answer: try again later")
 }
 
-// How often a database that came to no end is asked, and how long it has to answer.
+// How often a database is asked that a call timed out on, and how long it has to answer.
 const (
-	listenEvery = 100 * time.Millisecond
-	listenLimit = 5 * time.Second
+	askEvery = 100 * time.Millisecond
+	askLimit = 5 * time.Second
 )
 
-// listen suspects the database until it answers a query.
-func (s *Store) listen() {
+// askUntilAnswered marks the database as suspect until it answers a query.
+func (s *Store) askUntilAnswered() {
 	if s.life.Err() != nil || !s.suspect.CompareAndSwap(false, true) {
 		return
 	}
 	s.work.Go(func() {
 		defer s.suspect.Store(false)
 		for s.life.Err() == nil {
-			ctx, cancel := context.WithTimeout(s.life, listenLimit)
+			ctx, cancel := context.WithTimeout(s.life, askLimit)
 			_, err := s.r.ExecContext(ctx, "SELECT 1")
 			cancel()
 			if err == nil {
 				return
 			}
-			pause := time.NewTimer(listenEvery)
+			pause := time.NewTimer(askEvery)
 			select {
 			case <-pause.C:
 			case <-s.life.Done():

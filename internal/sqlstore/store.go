@@ -26,7 +26,7 @@ type Store struct {
 	due     chan struct{}   // a checkpoint of SQLite's log is; nil: nobody makes any
 	life    context.Context //nolint:containedctx // of what runs beside the callers, until Close
 	quit    context.CancelFunc
-	suspect atomic.Bool // a call came to no end and the database was not heard since
+	suspect atomic.Bool // a call timed out and the database has not answered since
 	work    sync.WaitGroup
 }
 
