@@ -33,6 +33,11 @@ func (m *Manager) Create(ctx context.Context, p auth.Principal, spec Spec) (sb S
 		return Sandbox{}, false, err
 	}
 	defer leave()
+	letGo, err := m.uses.hold(ctx, p.Tenant, m.templateOf(spec))
+	if err != nil {
+		return Sandbox{}, false, err
+	}
+	defer letGo()
 	pl, err := m.plan(ctx, p, spec)
 	if err != nil {
 		return Sandbox{}, false, err
@@ -93,7 +98,7 @@ func (m *Manager) plan(ctx context.Context, p auth.Principal, spec Spec) (plan, 
 	if len(spec.Mounts) > 0 && !m.driver.Caps().Mounts {
 		return plan{}, m.noMounts()
 	}
-	t, err := m.templates.Resolve(ctx, p.Tenant, cmp.Or(spec.Template, m.cfg.DefaultTemplate))
+	t, err := m.templates.Resolve(ctx, p.Tenant, m.templateOf(spec))
 	if err != nil {
 		return plan{}, fmt.Errorf("resolve template: %w", err)
 	}
@@ -114,6 +119,8 @@ func (m *Manager) plan(ctx context.Context, p auth.Principal, spec Spec) (plan, 
 		},
 	}, nil
 }
+
+func (m *Manager) templateOf(spec Spec) string { return cmp.Or(spec.Template, m.cfg.DefaultTemplate) }
 
 // claim finds the living sandbox that a plan means, or enters a new one for the caller to start.
 func (m *Manager) claim(pl plan) (e *entry, mine bool, err error) {

@@ -39,6 +39,7 @@ type Manager struct {
 	rates  *rates
 	events *eventFeed
 	dials  *shares            // operations in sandboxes, by tenant
+	uses   templateUses       // creates and removals, by template
 	cancel context.CancelFunc // ends life
 	life   context.Context    // of this Manager: the parent of all work that outlives its caller
 

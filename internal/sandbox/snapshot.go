@@ -106,13 +106,19 @@ func (m *Manager) canSnapshot() error {
 	return nil
 }
 
-// RemoveTemplate removes a template that a snapshot of the caller's tenant made. Sandboxes that run from it go on.
+// RemoveTemplate removes a template that a snapshot of the caller's tenant made. Sandboxes that run from it go on,
+// and those that are being made from it are waited for.
 func (m *Manager) RemoveTemplate(ctx context.Context, p auth.Principal, name string) error {
 	leave, err := m.enter()
 	if err != nil {
 		return err
 	}
 	defer leave()
+	done, err := m.uses.remove(ctx, p.Tenant, name)
+	if err != nil {
+		return err
+	}
+	defer done()
 	t, err := m.templates.Resolve(ctx, p.Tenant, name)
 	denied := fault.New(fault.Denied, "template %s was not made by a snapshot; only the server's operator can remove it", name)
 	switch {

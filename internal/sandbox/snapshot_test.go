@@ -1,9 +1,11 @@
 package sandbox_test
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -138,6 +140,62 @@ func TestTemplates(t *testing.T) {
 			w.driver.failWith(failing("remove", 9, fault.New(fault.NotFound, "no such snapshot")))
 			wantKind(t, w.RemoveTemplate(t.Context(), acme, "unbuilt"), fault.Denied)
 			wantKind(t, w.RemoveTemplate(t.Context(), acme, "acmes"), fault.NotFound) // somebody else was faster
+		},
+		"a removal waits for the creates from its template": func(t *testing.T, w *world) {
+			var began, started atomic.Int32
+			w.driver.onStart = func(context.Context, sandbox.StartRequest) error {
+				began.Add(1)
+				time.Sleep(time.Minute)
+				started.Add(1)
+				return nil
+			}
+			made := make(chan error, 2)
+			create := func() {
+				_, _, err := w.Create(t.Context(), acme, sandbox.Spec{Template: "acmes"})
+				made <- err
+			}
+			go create()
+			synctest.Wait()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			wantKind(t, w.RemoveTemplate(ctx, acme, "acmes"), fault.Timeout)
+			go create() // a removal that gave up holds up nothing
+			synctest.Wait()
+			if began.Load() != 2 || started.Load() != 0 {
+				t.Fatalf("%d began, %d started", began.Load(), started.Load())
+			}
+			if err := w.RemoveTemplate(t.Context(), acme, "acmes"); err != nil {
+				t.Fatal(err)
+			}
+			if started.Load() != 2 || len(w.driver.removed) != 1 {
+				t.Fatalf("%d started, removed %v", started.Load(), w.driver.removed)
+			}
+			if err := errors.Join(<-made, <-made); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"a create waits for the removal of its template": func(t *testing.T, w *world) {
+			var removed atomic.Bool
+			w.driver.failWith(func(op string, n int) error {
+				if op == "remove" {
+					time.Sleep(time.Minute)
+					removed.Store(true)
+				}
+				return nil
+			})
+			w.driver.onStart = func(context.Context, sandbox.StartRequest) error {
+				if !removed.Load() {
+					t.Error("a sandbox was started while its template was removed")
+				}
+				return nil
+			}
+			done := make(chan error, 1)
+			go func() { done <- w.RemoveTemplate(t.Context(), acme, "acmes") }()
+			synctest.Wait()
+			w.create(sandbox.Spec{Template: "acmes"})
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
 		},
 	})
 }

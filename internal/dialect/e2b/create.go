@@ -90,15 +90,23 @@ func (a *API) create(c *call, timeout int32, mayBeOpen bool) error {
 	if err != nil {
 		return err
 	}
-	spec, err := req.spec(from)
-	if err != nil {
-		return err
-	}
-	spec.IdempotencyKey = key
-
-	sb, made, err := a.sandboxes.Create(c.ctx(), c.who, spec)
-	if err != nil {
-		return mismatch(err, key)
+	var sb sandbox.Sandbox
+	var made bool
+	for {
+		spec, err := req.spec(from)
+		if err != nil {
+			return err
+		}
+		spec.IdempotencyKey = key
+		sb, made, err = a.sandboxes.Create(c.ctx(), c.who, spec)
+		if err == nil {
+			break
+		}
+		now, replaced := a.replaced(c, req.TemplateID, from, err)
+		if !replaced {
+			return mismatch(err, key)
+		}
+		from = now
 	}
 	if made {
 		if err := a.furnish(c, sb.ID, from.ID, from.Start); err != nil {
@@ -107,6 +115,16 @@ func (a *API) create(c *call, timeout int32, mayBeOpen bool) error {
 	}
 
 	return a.answerSandbox(c, http.StatusCreated, sb)
+}
+
+// replaced looks a template's name up again if a create from it found nothing: a build of the same name may have ended since
+// and removed the earlier build's files.
+func (a *API) replaced(c *call, ref string, from build.Resolved, err error) (now build.Resolved, ok bool) {
+	if !fault.Is(err, fault.NotFound) {
+		return now, false
+	}
+	now, err = a.Resolve(c.ctx(), c.who, ref)
+	return now, err == nil && now.Template != from.Template
 }
 
 // furnish puts into a new sandbox what E2B's guest finds in its own, and starts what its template starts.

@@ -138,6 +138,23 @@ func (w *world) run(id, line string) string {
 	return out.String()
 }
 
+func TestCreate_TemplateReplaced(t *testing.T) {
+	w := newWorld(t)
+	for name, c := range map[string]struct {
+		built  []string
+		status int
+	}{
+		"once":                      {[]string{"e2b-build-1", "base"}, http.StatusCreated},
+		"twice":                     {[]string{"e2b-build-1", "e2b-build-2", "base"}, http.StatusCreated},
+		"removed and nothing since": {[]string{"e2b-build-1"}, http.StatusNotFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w.builder.built = c.built
+			w.ask(c.status, "POST", "/v2/sandboxes", `{"templateID":"renamed"}`, nil)
+		})
+	}
+}
+
 func TestCreateRefuses(t *testing.T) {
 	w := newWorld(t)
 	for name, c := range map[string]struct {

@@ -164,6 +164,30 @@ func TestLayersSaveSteps(t *testing.T) {
 	})
 }
 
+func TestBuild_LayerReplacedMeanwhile(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		steps := fromBase(run("sleep 2"), run("two"))
+		w.build("x", steps)
+		w.ran()
+		var gone []string
+		w.domain.onCreate = func(name string) {
+			w.domain.mu.Lock()
+			defer w.domain.mu.Unlock()
+			if w.domain.made[name] != nil { // as another build with the same steps does that ends now
+				gone = append(gone, name)
+				delete(w.domain.made, name)
+			}
+		}
+		_, _, log := w.build("x", steps)
+		if len(gone) == 0 {
+			t.Error("the build started from no layer")
+		}
+		if diff := cmp.Diff([]string{"user: sleep 2", "user: two"}, w.ran()); diff != "" {
+			t.Errorf("%s\n%s", diff, strings.Join(log, "\n"))
+		}
+	})
+}
+
 func TestOldLayersMakeRoomForNewOnes(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		for i := range 12 {

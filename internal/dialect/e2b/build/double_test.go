@@ -39,6 +39,7 @@ type domain struct {
 	shells    []string               // that images have
 	stuck     bool                   // images are never ready
 	failTimes int                    // how often the command "flaky" fails
+	onCreate  func(template string)  // called first in Create
 
 	work sync.WaitGroup // the agents' ends of connections
 }
@@ -110,6 +111,9 @@ func (d *domain) Resolve(_ context.Context, tenant, name string) (*template.Temp
 func (d *domain) Caps() sandbox.Caps { return sandbox.Caps{Name: "double", Snapshot: !d.fixed} }
 
 func (d *domain) Create(ctx context.Context, p auth.Principal, spec sandbox.Spec) (sandbox.Sandbox, bool, error) {
+	if d.onCreate != nil {
+		d.onCreate(spec.Template)
+	}
 	if _, err := d.Resolve(ctx, p.Tenant, spec.Template); err != nil {
 		return sandbox.Sandbox{}, false, err
 	}

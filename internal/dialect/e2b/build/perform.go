@@ -131,19 +131,11 @@ func (b *Builder) record(ctx context.Context, j *job, r *result, err error) erro
 
 // make runs the steps in a sandbox and makes a template of what became of it.
 func (b *Builder) make(ctx context.Context, j *job, limits template.Limits) (*result, error) {
-	from, err := b.baseOf(ctx, j)
-	if err == nil {
-		from, err = b.prepare(ctx, j, from)
-	}
+	from, site, keys, done, err := b.begin(ctx, j, limits)
 	if err != nil {
 		return nil, blame(stepBase, err)
 	}
-	keys := chain(from, j.want.Steps)
-	done, at := b.cached(ctx, j, from, keys)
-	start := from.domain
-	if at != nil {
-		start = at.Domain
-	}
+	defer b.kill(j.who, site.id)
 	total := len(j.want.Steps)
 	if done > 0 {
 		j.book.say(levelInfo, stepBase, "CACHED [base] FROM "+from.name)
@@ -154,20 +146,41 @@ func (b *Builder) make(ctx context.Context, j *job, limits template.Limits) (*re
 		j.book.say(levelInfo, strconv.Itoa(i+1), fmt.Sprintf("CACHED [builder %d/%d] %s", i+1, total, s))
 	}
 
-	site, err := b.open(ctx, j, start, limits)
-	if err != nil {
-		return nil, blame(stepBase, err)
-	}
-	defer b.kill(j.who, site.id)
-	site.setting = from.setting.clone()
-	if at != nil {
-		site.setting = at.Setting.clone()
-	}
 	if err := b.walk(ctx, j, site, keys, done); err != nil {
 		return nil, err
 	}
 	r, err := b.finish(ctx, j, site, from.start)
 	return r, blame(stepFinalize, err)
+}
+
+// begin opens a sandbox of what saves the most steps, and tells how many. Another build may replace that meanwhile, with the
+// same steps or as the base: then it looks again.
+func (b *Builder) begin(ctx context.Context, j *job, limits template.Limits) (from base, s *site, keys []string, done int, err error) {
+	for last := ""; ; {
+		from, err = b.baseOf(ctx, j)
+		if err == nil {
+			from, err = b.prepare(ctx, j, from)
+		}
+		if err != nil {
+			return from, nil, nil, 0, err
+		}
+		keys = chain(from, j.want.Steps)
+		start, setting := from.domain, from.setting
+		var at *layer
+		if done, at = b.cached(ctx, j, from, keys); at != nil {
+			start, setting = at.Domain, at.Setting
+		}
+		s, err = b.open(ctx, j, start, limits)
+		if fault.Is(err, fault.NotFound) && start != last {
+			last = start
+			continue
+		}
+		if err != nil {
+			return from, nil, nil, 0, err
+		}
+		s.setting = setting.clone()
+		return from, s, keys, done, nil
+	}
 }
 
 // String is a step as the log shows it.

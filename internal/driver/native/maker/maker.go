@@ -249,7 +249,7 @@ func (m *Maker) ownTemplate(ctx context.Context, tenant, name, digest string) (*
 	if t, err := m.templates.Earlier(name, digest); err == nil {
 		return t, nil // it was built again between the caller's look and now
 	}
-	return nil, fault.New(fault.Denied, "template %q with digest %q is not built on this host", name, digest)
+	return nil, fault.New(fault.Unavailable, "template %q was removed or built again while a sandbox was to be made from it; try again", name)
 }
 
 func checkTemplate(t *template.Template) error {
