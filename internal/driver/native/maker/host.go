@@ -30,9 +30,12 @@ type host struct {
 }
 
 // prepareHost leaves a mount namespace with the few mounts that are needed, since every sandbox begins as a copy of it.
+//
+// The mounts are slaves of the host's: what the host unmounts goes here too. A private copy would keep the file system, and the
+// device below it, in use for as long as the maker lives.
 func prepareHost(dataDir, nameserver string) (*host, error) {
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return nil, fmt.Errorf("private mounts: %w", err)
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return nil, fmt.Errorf("slave mounts: %w", err)
 	}
 	if err := prune(dataDir); err != nil {
 		return nil, err
@@ -309,9 +312,9 @@ func cloneTree(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// setAttr changes a mount that is not attached anywhere yet.
+// setAttr changes a mount that is not attached anywhere yet. What the host mounts below it later does not come along.
 func setAttr(mount *os.File, set uint64, userns *os.File) error {
-	attr := unix.MountAttr{Attr_set: set}
+	attr := unix.MountAttr{Attr_set: set, Propagation: unix.MS_PRIVATE}
 	if userns != nil {
 		attr.Attr_set |= unix.MOUNT_ATTR_IDMAP
 		attr.Userns_fd = uint64(userns.Fd())

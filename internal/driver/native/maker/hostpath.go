@@ -250,9 +250,9 @@ func (m *Maker) unowned(mount *os.File, set uint64) error {
 	if err != nil {
 		return err
 	}
-	err = setPrivate(mount, set, userns)
+	err = setAttr(mount, set, userns)
 	if errors.Is(err, unix.EINVAL) { // a file system that knows no mapping, such as NFS: ids are still nobody's in the sandbox
-		err = setPrivate(mount, set, nil)
+		err = setAttr(mount, set, nil)
 	}
 	return err
 }
@@ -286,24 +286,11 @@ func (m *Maker) showToWrite(mount *os.File, path string, st unix.Stat_t, s *shel
 		return err
 	}
 	defer userns.Close()
-	err = setPrivate(mount, safely, userns)
+	err = setAttr(mount, safely, userns)
 	if errors.Is(err, unix.EINVAL) {
 		return fault.Wrap(fault.Unsupported, err, "the file system of %s cannot show files under other ids, so no sandbox can write there: ask for it read-only", path)
 	}
 	return err
-}
-
-// setPrivate is setAttr for a mount of the host's: what is mounted there later must not come along, nor the other way.
-func setPrivate(mount *os.File, set uint64, userns *os.File) error {
-	attr := unix.MountAttr{Attr_set: set, Propagation: unix.MS_PRIVATE}
-	if userns != nil {
-		attr.Attr_set |= unix.MOUNT_ATTR_IDMAP
-		attr.Userns_fd = uint64(userns.Fd())
-	}
-	if err := unix.MountSetattr(int(mount.Fd()), "", unix.AT_EMPTY_PATH, &attr); err != nil {
-		return fmt.Errorf("set attributes of %s: %w", mount.Name(), err)
-	}
-	return nil
 }
 
 // whyNotShown explains a path of the host that could not be opened.
