@@ -217,7 +217,11 @@ func (m *Manager) addKernel(ctx context.Context, e *entry, params agentapi.Kerne
 			endKernel(ctx, client, params.Kernel)
 		}
 	}()
-	return m.awaitKernel(ctx, client, e.id, params, warm)
+	k, err := m.awaitKernel(ctx, client, e.id, params, warm)
+	if err == nil && ctx.Err() != nil { // the answer and the caller's leaving have crossed
+		return agentapi.Kernel{}, waitError(ctx, "kernel "+params.Kernel)
+	}
+	return k, err
 }
 
 // RestartKernel replaces a kernel, living or dead, by a fresh one.
