@@ -85,11 +85,11 @@ func TestMakerTakesOnlyTemplatesThatRootBuilt(t *testing.T) {
 	world.open(t)
 	forged := &template.Template{Name: "python", Digest: "forged", Trees: []template.Tree{{Target: "/", Lower: []string{"/"}}}}
 	err := world.driver.Prepare(t.Context(), tenant, forged)
-	if !fault.Is(err, fault.Denied) {
+	if !fault.Is(err, fault.Unavailable) {
 		t.Errorf("got %v", err)
 	}
 	err = world.driver.Prepare(t.Context(), tenant, &template.Template{Name: "../../etc", Digest: "x"})
-	if !fault.Is(err, fault.Denied) {
+	if !fault.Is(err, fault.Unavailable) {
 		t.Errorf("got %v", err)
 	}
 }
