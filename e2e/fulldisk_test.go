@@ -16,9 +16,9 @@ import (
 )
 
 // smallServer has its data directory on a file system of its own.
-func smallServer(t *testing.T, bytes int64) *server {
+func smallServer(t *testing.T, bytes int64, env ...string) *server {
 	t.Helper()
-	s := makeServer(t)
+	s := makeServer(t, env...)
 	at := s.dir + ".small"
 	image := s.dir + ".img"
 	t.Cleanup(func() {

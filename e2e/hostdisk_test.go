@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -104,10 +107,37 @@ func refusedBelowReserve(t *testing.T, s *server, running *sandbox) {
 			t.Errorf("%s: got %v of kind %q", what, err, client.KindOf(err))
 		}
 	}
+	if ready := s.readyz(t); !strings.Contains(ready, "the disk is full") {
+		t.Errorf("/readyz says %s", ready)
+	}
+	if out := s.doctor(t); !strings.Contains(out, "nothing new is started") {
+		t.Errorf("cove doctor says\n%s", out)
+	}
 	running.sh("head -c 3000000 /dev/urandom > more; sync -f more")
 	s.create(t, client.CreateRequest{Storage: "tmpfs"}).kill() // it takes no space
 	free()
 	s.create(t, client.CreateRequest{}).kill()
+}
+
+func (s *server) readyz(t *testing.T) string {
+	t.Helper()
+	response, err := http.Get(s.url + "/readyz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// doctor is what cove doctor prints, whatever it thinks of this host.
+func (s *server) doctor(t *testing.T) string {
+	t.Helper()
+	out, _ := exec.Command(binary.path, "doctor", "--data-dir", s.dir).CombinedOutput()
+	return string(out)
 }
 
 // fillAll has three sandboxes write as much as they can.
@@ -181,6 +211,51 @@ func fillAll(t *testing.T, s *server, other *client.Client, keepers []*keeper, s
 	})
 }
 
+// TestTenantDiskQuota has one tenant write as much as it may have: what it runs goes on, and it
+// gets nothing new.
+func TestTenantDiskQuota(t *testing.T) {
+	s := smallServer(t, 4<<30, "COVE_STORAGE_MAX_TENANT_SIZE=200MiB")
+	other, err := client.New(s.url, foreignKey(t, s))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	sb := s.create(t, client.CreateRequest{})
+	sb.sh("dd if=/dev/urandom of=large bs=1M count=210 oflag=direct")
+	eventually(t, "nothing new is given to the tenant", patience, func() bool {
+		made, err := s.Create(t.Context(), client.CreateRequest{})
+		if err == nil {
+			_ = made.Kill(t.Context())
+			return false
+		}
+		expect(t, err, client.Exhausted, "this server allows 200")
+		return true
+	})
+	for what, ask := range map[string]func() error{
+		"a fork":     func() error { _, err := sb.Fork(t.Context(), client.ForkRequest{Count: 1}); return err },
+		"a snapshot": func() error { _, err := sb.Snapshot(t.Context(), client.SnapshotRequest{Name: "none"}); return err },
+		"a volume":   func() error { _, err := s.CreateVolume(t.Context(), client.VolumeRequest{Name: "none"}); return err },
+	} {
+		if err := ask(); client.KindOf(err) != client.Exhausted {
+			t.Errorf("%s: got %v of kind %q", what, err, client.KindOf(err))
+		}
+	}
+	sb.sh("echo more > more")
+	made, err := other.Create(t.Context(), client.CreateRequest{})
+	if err != nil {
+		t.Fatalf("another tenant: %v", err)
+	}
+	_ = made.Kill(t.Context())
+	sb.kill()
+	eventually(t, "the tenant gets something new", patience, func() bool {
+		made, err := s.Create(t.Context(), client.CreateRequest{})
+		if err == nil {
+			_ = made.Kill(t.Context())
+		}
+		return err == nil
+	})
+}
+
 // TestStartOnFullDisk kills a server, and its maker too, while not a byte is free.
 func TestStartOnFullDisk(t *testing.T) {
 	s := smallServer(t, 4<<30)
@@ -245,8 +320,8 @@ func (s *server) fillUp(t *testing.T) (free func()) {
 	return func() { most(); _ = os.Remove(name) }
 }
 
-// TestDamagedDisk has programs of the host take the last byte, which no reserve prevents: a sandbox whose writes are lost
-// ends with a cause.
+// TestDamagedDisk has programs of the host take the last byte, which no reserve prevents: a sandbox
+// whose writes are lost ends with a cause.
 func TestDamagedDisk(t *testing.T) {
 	s := smallServer(t, 4<<30)
 	for _, storage := range []string{"volatile", "durable"} {
@@ -254,7 +329,8 @@ func TestDamagedDisk(t *testing.T) {
 			sb := s.create(t, client.CreateRequest{Storage: storage})
 			free := s.fillUp(t)
 			defer free()
-			// Less than what would stop it, and past the caches. How this ends is told by the sandbox's end.
+			// Less than what would stop it, and past the caches. How this ends is told by the
+			// sandbox's end.
 			_, _ = sb.Exec(t.Context(), client.ExecRequest{Argv: []string{"bash", "-c", "head -c 30000 /dev/urandom > new; dd if=new iflag=direct bs=1M of=/dev/null; sync new"}})
 			info := s.ended(t, sb.ID)
 			if info.Cause != "host_disk_full" {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/covehq/cove/internal/config"
 	"github.com/covehq/cove/internal/gateway"
 	"github.com/covehq/cove/internal/sqlstore"
 )
@@ -27,12 +28,15 @@ func (s *Server) checks(store *sqlstore.Store, p parts) gateway.Checks {
 	return all
 }
 
-// notes are what /readyz tells of a server that is ready; nil: nothing.
-func (p parts) notes() func() []string {
-	if built, ok := p.templates.(builtTemplates); ok {
-		return built.state.notes
+// notes are what /readyz tells of a server that is ready.
+func (p parts) notes(cfg config.Config) func() []string {
+	return func() []string {
+		all := diskNotes(cfg)
+		if built, ok := p.templates.(builtTemplates); ok {
+			all = append(all, built.state.notes()...)
+		}
+		return all
 	}
-	return nil
 }
 
 // probe is a file that is written and removed again: nothing else tells a disk that takes no more.

@@ -13,5 +13,5 @@ func checkNative(ctx context.Context, cfg config.Config) []Finding {
 	for _, f := range hostcheck.Check(ctx, hostcheck.Options{DataDir: cfg.DataDir}) {
 		all = append(all, Finding{Name: f.Name, Level: string(f.Level), Detail: f.Detail, Remedy: f.Remedy})
 	}
-	return all
+	return append(all, checkPromises(ctx, cfg)...)
 }

@@ -33,6 +33,15 @@ func diskFree(dataDir string) (int64, bool) {
 	return int64(disk.Bavail) * disk.Bsize, true
 }
 
+// diskSize is the size of the file system of the data directory.
+func diskSize(dataDir string) int64 {
+	var disk unix.Statfs_t
+	if unix.Statfs(dataDir, &disk) != nil {
+		return 0
+	}
+	return int64(disk.Blocks) * disk.Bsize
+}
+
 // takeSpace makes a file whose blocks are the disk's from now on.
 func takeSpace(path string, bytes int64) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)

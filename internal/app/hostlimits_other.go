@@ -8,4 +8,6 @@ func hostLimits(string) template.Limits { return template.Limits{} }
 
 func diskFree(string) (int64, bool) { return 0, false }
 
+func diskSize(string) int64 { return 0 }
+
 func takeSpace(string, int64) error { return nil }

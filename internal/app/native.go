@@ -25,7 +25,7 @@ func openNative(ctx context.Context, cfg config.Config, log *slog.Logger) (parts
 	if os.Geteuid() == 0 { // later, and for anybody else, the file is root's
 		err := native.AllowStorage(cfg.DataDir, native.Storage{
 			HostPaths: cfg.Storage.HostPaths, VolumeSize: int64(cfg.Storage.VolumeSize), MaxVolumeSize: int64(cfg.Storage.MaxVolumeSize),
-			Reserve: int64(cfg.Storage.Reserve),
+			Reserve: int64(cfg.Storage.Reserve), MaxTenantSize: int64(cfg.Storage.MaxTenantSize),
 		})
 		if err != nil {
 			return parts{}, fmt.Errorf("storage: %w", err)
@@ -72,6 +72,9 @@ func makerStats(d *native.Driver) func(context.Context) (telemetry.Maker, error)
 		m := telemetry.Maker{
 			Sandboxes: s.Sandboxes, Ending: s.Dying, Pooled: s.Pooled, Slots: s.Slots, FDs: s.FDs, Goroutines: s.Goroutine,
 			CPUSeconds: float64(s.CPUMS) / 1000, MemoryBytes: s.Memory,
+		}
+		if s.Disk != nil {
+			m.Disk = &telemetry.Disk{Used: s.Disk.Used, Promised: s.Disk.Promised, Reserve: s.Disk.Reserve}
 		}
 		for _, z := range s.Zygotes {
 			m.Zygotes = append(m.Zygotes, telemetry.Zygote{Template: z.Template, Forks: z.Forks, Children: z.Live, MemoryBytes: z.RSSKB << 10})

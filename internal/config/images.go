@@ -36,6 +36,7 @@ type Images struct {
 type Storage struct {
 	Reserve       Size     `toml:"reserve"`         // that stays free on the file system of the data directory; zero: 5 %, but 1 to 4 GiB and at most 10 %
 	HostPaths     []string `toml:"host_paths"`      // that may be mounted, each with all below it: /data, or /scratch:rw to be written
+	MaxTenantSize Size     `toml:"max_tenant_size"` // of all disks, volumes and snapshots of a tenant; zero: half of that file system
 	VolumeSize    Size     `toml:"volume_size"`     // of a named volume that says none
 	MaxVolumeSize Size     `toml:"max_volume_size"` // the largest that a volume may say; zero: volume_size, or 10 GiB if that is more
 }

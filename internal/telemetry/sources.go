@@ -34,6 +34,14 @@ type Maker struct {
 	CPUSeconds  float64
 	MemoryBytes int64
 	Zygotes     []Zygote
+	Disk        *Disk // nil: not known
+}
+
+// Disk is what sandboxes, volumes and snapshots have of the host's disk, in bytes.
+type Disk struct {
+	Used     int64
+	Promised int64 // what they may write beyond that
+	Reserve  int64 // what stays free
 }
 
 // Zygote is one process that kernels are forked from.
@@ -82,6 +90,9 @@ var makerMetrics = []desc{
 	{name: "cove_maker_goroutines", help: "Goroutines of the maker."},
 	{name: "cove_sandboxes_cpu_seconds_total", kind: typeCounter, help: "CPU time of all sandboxes since the maker began, zygotes included."},
 	{name: "cove_sandboxes_memory_bytes", help: "Memory of all sandboxes, zygotes and page cache included."},
+	{name: "cove_disk_used_bytes", help: "What disks of sandboxes, volumes and snapshots have on the host's disk."},
+	{name: "cove_disk_promised_bytes", help: "What disks of sandboxes and volumes may write beyond that."},
+	{name: "cove_disk_reserve_bytes", help: "Free bytes of the host's disk below which nothing new is started."},
 	{name: "cove_pool_sandboxes", help: "Sandboxes made ahead that wait for a create."},
 	{name: "cove_zygotes", help: "Processes that kernels are forked from.", labels: []string{"template"}},
 	{name: "cove_zygote_children", help: "Living children of zygotes.", labels: []string{"template"}},
@@ -106,6 +117,11 @@ func (o *Observer) maker(r *reading, ask func(context.Context) (Maker, error)) {
 	r.set("cove_maker_goroutines", float64(m.Goroutines))
 	r.set("cove_sandboxes_cpu_seconds_total", m.CPUSeconds)
 	r.set("cove_sandboxes_memory_bytes", float64(m.MemoryBytes))
+	if m.Disk != nil {
+		r.set("cove_disk_used_bytes", float64(m.Disk.Used))
+		r.set("cove_disk_promised_bytes", float64(m.Disk.Promised))
+		r.set("cove_disk_reserve_bytes", float64(m.Disk.Reserve))
+	}
 	r.set("cove_pool_sandboxes", float64(m.Pooled))
 	for _, z := range m.Zygotes {
 		name := o.template(z.Template)

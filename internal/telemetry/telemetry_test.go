@@ -110,7 +110,7 @@ func sources() telemetry.Sources {
 		},
 		Shared: func(name string) bool { return name == "python" },
 		Maker: func(context.Context) (telemetry.Maker, error) {
-			return telemetry.Maker{Sandboxes: 5, Ending: 1, Pooled: 4, Slots: 10, FDs: 99, Goroutines: 12, Zygotes: []telemetry.Zygote{
+			return telemetry.Maker{Sandboxes: 5, Ending: 1, Pooled: 4, Slots: 10, FDs: 99, Goroutines: 12, Disk: &telemetry.Disk{Used: 3, Promised: 20, Reserve: 7}, Zygotes: []telemetry.Zygote{
 				{Template: "python", Forks: 7, Children: 3, MemoryBytes: 100}, {Template: "python", Forks: 1, Children: 1, MemoryBytes: 100},
 			}}, nil
 		},
@@ -127,7 +127,7 @@ func TestSourcesAreAskedWhenSomebodyLooks(t *testing.T) {
 		`cove_sandboxes{state="paused",template="python"} 2`,
 		`cove_sandboxes{state="running",template="snapshot"} 2`,
 		`cove_maker_up 1`, `cove_maker_sandboxes 5`, `cove_maker_ending 1`, `cove_maker_slots 10`, `cove_maker_open_fds 99`, `cove_maker_goroutines 12`,
-		`cove_pool_sandboxes 4`,
+		`cove_pool_sandboxes 4`, `cove_disk_used_bytes 3`, `cove_disk_promised_bytes 20`, `cove_disk_reserve_bytes 7`,
 		`cove_zygotes{template="python"} 2`,
 		`cove_zygote_children{template="python"} 4`,
 		`cove_zygote_forks{template="python"} 8`,

@@ -15,6 +15,9 @@ var _ sandbox.Volumer = (*Driver)(nil)
 // Storage is the operator's word on paths of the host and on volumes.
 type Storage = maker.StorageRules
 
+// Reserve is how many bytes of a file system of that size stay free; asked is the operator's word, zero where there is none.
+func Reserve(asked, total int64) int64 { return maker.Reserve(asked, total) }
+
 // AllowStorage keeps the operator's word where root alone can write and the maker reads it. A server calls it while it is root.
 func AllowStorage(dataDir string, s Storage) error { return maker.WriteStorage(dataDir, s) }
 

@@ -1,6 +1,7 @@
 package maker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -72,7 +73,7 @@ func (m *Maker) Fork(ctx context.Context, r sandbox.ForkRequest, talk *net.UnixC
 	if parent.shell.disk == nil {
 		return nil, nil, nil, errNoDisk
 	}
-	if err := m.space.check(parent.shell.disk.copyBytes(len(r.Children))); err != nil {
+	if err := cmp.Or(m.space.check(parent.shell.disk.copyBytes(len(r.Children))), m.checkTenant(parent.tenant)); err != nil {
 		return nil, nil, nil, err
 	}
 	f := &fork{m: m, parent: parent, request: r, talk: talk}

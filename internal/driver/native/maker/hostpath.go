@@ -22,6 +22,7 @@ type storage struct {
 	VolumeSize    int64      `json:"volume_size,omitempty"`     // bytes; zero: defaultVolume
 	MaxVolumeSize int64      `json:"max_volume_size,omitempty"` // zero: VolumeSize, or defaultVolume if that is more
 	Reserve       int64      `json:"reserve,omitempty"`         // bytes of the file system that stay free; zero: defaultReserve
+	MaxTenantSize int64      `json:"max_tenant_size,omitempty"` // bytes that one tenant may have there; zero: half of it
 }
 
 // usual is the size of a volume that says none.
@@ -34,11 +35,12 @@ func (s storage) most() int64 { return cmp.Or(s.MaxVolumeSize, max(s.usual(), de
 
 // StorageRules is what the operator's configuration says of storage: host paths as they are written there, "/data" or
 // "/scratch:rw", the size of volumes that say none (zero: 10 GiB, or the largest if that is less) and the largest that others
-// may say (zero: that size, or 10 GiB if that is more), and how many bytes of the file system stay free (zero: the default).
+// may say (zero: that size, or 10 GiB if that is more), and how many bytes of the file system stay free (zero: the
+// default) and how many one tenant may have (zero: half of them).
 type StorageRules struct {
 	HostPaths                 []string
 	VolumeSize, MaxVolumeSize int64
-	Reserve                   int64
+	Reserve, MaxTenantSize    int64
 }
 
 func (r StorageRules) check() error {
@@ -48,8 +50,8 @@ func (r StorageRules) check() error {
 	if err := sandbox.CheckVolumeSize(r.MaxVolumeSize); err != nil {
 		return fmt.Errorf("storage.max_volume_size: %w", err)
 	}
-	if r.Reserve < 0 {
-		return fault.New(fault.Invalid, "storage.reserve: %d bytes are less than none", r.Reserve)
+	if r.Reserve < 0 || r.MaxTenantSize < 0 {
+		return fault.New(fault.Invalid, "storage.reserve and storage.max_tenant_size cannot be negative")
 	}
 	s := storage{VolumeSize: r.VolumeSize, MaxVolumeSize: r.MaxVolumeSize}
 	if s.usual() > s.most() {
@@ -72,7 +74,7 @@ func WriteStorage(dataDir string, rules StorageRules) error {
 	if err := rules.check(); err != nil {
 		return err
 	}
-	s := storage{VolumeSize: rules.VolumeSize, MaxVolumeSize: rules.MaxVolumeSize, Reserve: rules.Reserve}
+	s := storage{VolumeSize: rules.VolumeSize, MaxVolumeSize: rules.MaxVolumeSize, Reserve: rules.Reserve, MaxTenantSize: rules.MaxTenantSize}
 	for _, text := range rules.HostPaths {
 		p, err := parseHostPath(text, dataDir)
 		if err != nil {

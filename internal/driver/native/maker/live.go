@@ -1,6 +1,7 @@
 package maker
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -36,7 +37,7 @@ func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token stri
 		return nil, "", false, err
 	}
 	if r.Storage != sandbox.StorageTmpfs {
-		if err := m.space.check(0); err != nil {
+		if err := cmp.Or(m.space.check(0), m.checkTenant(r.Tenant)); err != nil {
 			return nil, "", false, err
 		}
 	}

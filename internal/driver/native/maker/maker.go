@@ -189,6 +189,7 @@ func Open(cfg Config) (*Maker, error) {
 	m.wg.Go(m.keepHouse)
 	m.wg.Go(m.watchSpace)
 	m.wg.Go(m.watchDisks)
+	m.wg.Go(m.countKept)
 	undo.release()
 	return m, nil
 }

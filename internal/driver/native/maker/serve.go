@@ -418,6 +418,7 @@ func (m *Maker) stats() *wire.Stats {
 	}
 	all := m.groups.Usage()
 	s.CPUMS, s.Memory = all.CPUMS, all.MemoryBytes
+	s.Disk = m.space.stats(m.groups.Unwritten())
 	if entries, err := os.ReadDir("/proc/self/fd"); err == nil {
 		s.FDs = len(entries)
 	}

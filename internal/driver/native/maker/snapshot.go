@@ -1,6 +1,7 @@
 package maker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,7 +35,7 @@ func (m *Maker) Snapshot(ctx context.Context, r sandbox.SnapshotRequest) (*templ
 	if err := m.templates.NameIsFree(r.Tenant, r.Name); err != nil { // before anything is copied
 		return nil, err
 	}
-	if err := m.space.checkDir(m.templates.LayersDir(), l.shell.disk.copyBytes(1)); err != nil {
+	if err := cmp.Or(m.space.checkDir(m.templates.LayersDir(), l.shell.disk.copyBytes(1)), m.checkTenant(r.Tenant)); err != nil {
 		return nil, err
 	}
 	frozen, err := m.freezeLive(l)

@@ -5,11 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/covehq/cove/internal/driver/native/wire"
 	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/template"
 )
 
 // diskSpace watches the file system that holds the disks of sandboxes. Their images are sparse, so
@@ -17,12 +21,27 @@ import (
 // free. Starts are refused where it would be used, and watchSpace stops the sandboxes that write
 // before a write of any sandbox can fail.
 type diskSpace struct {
-	dir *os.File // on that file system
+	dir   *os.File // on that file system
+	total int64    // its size when the maker began
 
-	mu      sync.Mutex
-	reserve int64 // what the operator says; zero: defaultReserve
-	tenants map[string]int64
-	promise int64
+	mu        sync.Mutex
+	reserve   int64 // what the operator says; zero: defaultReserve
+	maxTenant int64 // zero: half of the file system
+	disks     diskTotals
+	kept      keptTotals
+}
+
+// diskTotals are the disks of sandboxes that live.
+type diskTotals struct {
+	tenants  map[string]int64 // bytes on the host's disk
+	promised int64            // what they may write beyond that
+}
+
+// keptTotals are what tenants have without a sandbox.
+type keptTotals struct {
+	snapshots map[string]int64 // by tenant
+	volumes   map[string]int64 // by the name of the tenant's directory
+	promised  int64            // what volumes may grow
 }
 
 // space is what a file system says of itself, in bytes.
@@ -46,6 +65,10 @@ const (
 	mostReserve  = 4 << 30
 )
 
+// Reserve is how many bytes of a file system of that size stay free; asked is what the operator
+// says, zero if nothing.
+func Reserve(asked, total int64) int64 { return cmp.Or(asked, defaultReserve(total)) }
+
 func defaultReserve(total int64) int64 {
 	return min(max(total/20, leastReserve), mostReserve, total/10)
 }
@@ -65,7 +88,7 @@ func marksOf(reserve int64) spaceMarks {
 func (d *diskSpace) marks(s space) spaceMarks {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return marksOf(cmp.Or(d.reserve, defaultReserve(s.total)))
+	return marksOf(Reserve(d.reserve, s.total))
 }
 
 // check refuses what would write so many bytes and leave less than the reserve.
@@ -94,6 +117,79 @@ func (d *diskSpace) checkDir(path string, bytes int64) error {
 	}
 	defer dir.Close()
 	return d.checkAt(dir, bytes)
+}
+
+// keptEvery is how often snapshots and volumes are counted.
+const keptEvery = 10 * time.Second
+
+// countKept counts snapshots and volumes until the maker closes.
+func (m *Maker) countKept() {
+	tick := time.NewTicker(keptEvery)
+	defer tick.Stop()
+	for {
+		kept := m.keptNow()
+		m.space.mu.Lock()
+		m.space.kept = kept
+		m.space.mu.Unlock()
+		select {
+		case <-tick.C:
+		case <-m.closed:
+			return
+		}
+	}
+}
+
+func (m *Maker) keptNow() keptTotals {
+	kept := keptTotals{snapshots: map[string]int64{}, volumes: map[string]int64{}}
+	for _, info := range m.templates.All() {
+		if info.Source == template.SourceSnapshot {
+			kept.snapshots[info.Tenant] += info.Bytes
+		}
+	}
+	paths, _ := filepath.Glob(filepath.Join(m.volumes.dir, "*", "*"+volumeSuffix))
+	for _, path := range paths {
+		var st unix.Stat_t
+		if unix.Lstat(path, &st) == nil {
+			has := st.Blocks * 512
+			kept.volumes[filepath.Base(filepath.Dir(path))] += has
+			kept.promised += max(st.Size-has, 0)
+		}
+	}
+	return kept
+}
+
+// checkTenant refuses something new to a tenant that has as much on the host's disk as one may
+// have.
+func (m *Maker) checkTenant(tenant string) error {
+	dir := filepath.Base(m.volumes.tenantDir(tenant))
+	d := m.space
+	d.mu.Lock()
+	has, most := d.disks.tenants[tenant]+d.kept.snapshots[tenant]+d.kept.volumes[dir], cmp.Or(d.maxTenant, d.total/2)
+	d.mu.Unlock()
+	if has < most {
+		return nil
+	}
+	return fault.New(fault.Exhausted, "your sandboxes, volumes and snapshots have %d MiB on the server's disk, and this server allows %d: end or remove some", has>>20, most>>20)
+}
+
+// stats are how full the disk is and what is promised of it.
+func (d *diskSpace) stats(unwritten int64) *wire.DiskStats {
+	s, err := d.now()
+	if err != nil {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	stats := &wire.DiskStats{
+		Total: s.total, Free: s.free, Reserve: Reserve(d.reserve, s.total), Unwritten: unwritten,
+		Promised: d.disks.promised + d.kept.promised,
+	}
+	for _, all := range []map[string]int64{d.disks.tenants, d.kept.snapshots, d.kept.volumes} {
+		for _, n := range all {
+			stats.Used += n
+		}
+	}
+	return stats
 }
 
 // copyBytes is how much space so many copies of the disk take. The disk itself goes on and a large

@@ -115,7 +115,7 @@ func (w *spaceWatch) measure(now time.Time, calm bool) {
 		return
 	}
 	w.window = now
-	bytes, tenants, promise := w.m.diskUse()
+	bytes, totals := w.m.diskUse()
 	w.before = bytes
 	if calm {
 		w.calm = bytes
@@ -123,13 +123,13 @@ func (w *spaceWatch) measure(now time.Time, calm bool) {
 	s := w.m.space
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.tenants, s.promise = tenants, promise
+	s.disks = totals
 }
 
 // growing are sandboxes that have grown by some bytes in this window, the one that has grown most
 // since there was room first.
 func (w *spaceWatch) growing(least int64) []*live {
-	bytes, _, _ := w.m.diskUse()
+	bytes, _ := w.m.diskUse()
 	var all []*live
 	for l, n := range bytes {
 		if before, known := w.before[l]; known && n-before >= least || !known && n >= growthNoise {
@@ -205,7 +205,7 @@ func (w *spaceWatch) endLargest(now time.Time, urgent bool) {
 	if now.Sub(w.ended) < endTime && !urgent {
 		return
 	}
-	bytes, _, _ := w.m.diskUse()
+	bytes, _ := w.m.diskUse()
 	candidates := slices.DeleteFunc(append(slices.Clone(w.held), w.growing(leastGrowth)...), (*live).isEnding)
 	if len(candidates) == 0 {
 		return
@@ -249,9 +249,9 @@ func (w *spaceWatch) end(l *live) {
 	l.insist()
 }
 
-// diskUse is how many bytes of the host's disk each sandbox has taken or will take, how many each
-// tenant has, and how many are promised to all of them beyond that.
-func (m *Maker) diskUse() (bytes map[*live]int64, tenants map[string]int64, promise int64) {
+// diskUse is how much each sandbox has on its disks, what it has only promised to write there
+// included, and the totals.
+func (m *Maker) diskUse() (bytes map[*live]int64, totals diskTotals) {
 	type use struct {
 		l       *live
 		volumes []*volume
@@ -262,21 +262,21 @@ func (m *Maker) diskUse() (bytes map[*live]int64, tenants map[string]int64, prom
 		uses = append(uses, use{l, slices.Clone(l.shell.volumes)})
 	}
 	m.mu.Unlock()
-	bytes, tenants = make(map[*live]int64, len(uses)), map[string]int64{}
+	bytes, totals.tenants = make(map[*live]int64, len(uses)), map[string]int64{}
 	for _, u := range uses {
 		var n int64
 		if k := u.l.shell.disk; k != nil {
 			has := allocated(k.image)
 			n = has + k.bytes() // what it deleted keeps its place in the image, and what it writes gets another or has none yet
-			promise += max(k.size-has, 0)
-			tenants[u.l.tenant] += has
+			totals.promised += max(k.size-has, 0)
+			totals.tenants[u.l.tenant] += has
 		}
 		for _, v := range u.volumes {
 			n += allocatedAt(v.path)
 		}
 		bytes[u.l] = n
 	}
-	return bytes, tenants, promise
+	return bytes, totals
 }
 
 func allocatedAt(path string) int64 {
@@ -316,7 +316,7 @@ func (w *spaceWatch) readReserve() {
 	rules, err := readStorage(w.m.cfg.DataDir)
 	if err != nil {
 		if w.unread == nil {
-			w.m.log.Error("read storage.reserve", "error", err)
+			w.m.log.Error("read the rules of storage", "error", err)
 		}
 		w.unread = err
 		return
@@ -324,7 +324,7 @@ func (w *spaceWatch) readReserve() {
 	w.unread = nil
 	w.m.space.mu.Lock()
 	defer w.m.space.mu.Unlock()
-	w.m.space.reserve = rules.Reserve
+	w.m.space.reserve, w.m.space.maxTenant = rules.Reserve, rules.MaxTenantSize
 }
 
 // openSpace opens the account of the file system of a directory.
@@ -333,5 +333,10 @@ func openSpace(dir string) (*diskSpace, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open account of disk space: %w", err)
 	}
-	return &diskSpace{dir: f, tenants: map[string]int64{}}, nil
+	s, err := spaceOf(f)
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("open account of disk space: %w", err)
+	}
+	return &diskSpace{dir: f, total: s.total}, nil
 }

@@ -174,6 +174,9 @@ func (m *Maker) MakeVolume(ctx context.Context, tenant string, want sandbox.Volu
 	if err != nil {
 		return sandbox.Volume{}, err
 	}
+	if err := m.checkTenant(tenant); err != nil {
+		return sandbox.Volume{}, err
+	}
 	u, done, err := m.volumes.hold(ctx, path)
 	if err != nil {
 		return sandbox.Volume{}, err

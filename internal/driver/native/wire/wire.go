@@ -124,6 +124,17 @@ type Stats struct {
 	CPUMS     int64          `json:"cpu_ms"`       // of all sandboxes since the maker began, zygotes included
 	Memory    int64          `json:"memory_bytes"` // of the same now
 	Timings   map[string]any `json:"timings,omitempty"`
+	Disk      *DiskStats     `json:"disk,omitempty"`
+}
+
+// DiskStats is the file system of the sandboxes' disks, in bytes.
+type DiskStats struct {
+	Total     int64 `json:"total"`
+	Free      int64 `json:"free"`
+	Reserve   int64 `json:"reserve"`   // that stays free
+	Used      int64 `json:"used"`      // by disks of sandboxes, snapshots and volumes
+	Promised  int64 `json:"promised"`  // what disks and volumes may write beyond that
+	Unwritten int64 `json:"unwritten"` // that sandboxes have written to memory only
 }
 
 // ZygoteStats is one zygote.

@@ -1,0 +1,65 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"net"
+
+	"github.com/covehq/cove/internal/config"
+	"github.com/covehq/cove/internal/driver/native"
+	"github.com/covehq/cove/internal/driver/native/maker"
+	"github.com/covehq/cove/internal/driver/native/wire"
+)
+
+// diskNotes says in /readyz that the disk is too full for new sandboxes: those that run are served,
+// so the server is ready.
+func diskNotes(cfg config.Config) []string {
+	if cfg.Driver != config.DriverNative {
+		return nil
+	}
+	free, ok := diskFree(cfg.DataDir)
+	reserve := native.Reserve(int64(cfg.Storage.Reserve), diskSize(cfg.DataDir))
+	if !ok || free >= reserve {
+		return nil
+	}
+	return []string{fmt.Sprintf("the disk is full: %d MiB are free and %d are kept (storage.reserve), so nothing new is started", free>>20, reserve>>20)}
+}
+
+// checkPromises asks the maker of a running server how full the disk is and what is promised of it.
+func checkPromises(ctx context.Context, cfg config.Config) []Finding {
+	const name = "disk promises"
+	d, err := makerDisk(ctx, cfg.DataDir)
+	if err != nil || d == nil { // there is no maker, or it is not for this user to ask
+		return nil
+	}
+	detail := fmt.Sprintf("sandboxes, volumes and snapshots have %.1f GiB and may write %.1f GiB more; %.1f GiB are free, of which %.1f are kept",
+		gib(d.Used), gib(d.Promised), gib(d.Free), gib(d.Reserve))
+	switch {
+	case d.Free-d.Unwritten < d.Reserve:
+		return []Finding{{name, "warn", detail + ": nothing new is started, and sandboxes that write may be ended", "free some space, or end sandboxes"}}
+	case d.Promised > d.Free-d.Reserve:
+		return []Finding{{name, "note", detail + ": not all promises can be kept at once", "watch cove_host_disk_free_bytes; storage.max_tenant_size bounds one tenant"}}
+	}
+	return []Finding{{name, "ok", detail, ""}}
+}
+
+func gib(bytes int64) float64 { return float64(bytes) / (1 << 30) }
+
+func makerDisk(ctx context.Context, dataDir string) (*wire.DiskStats, error) {
+	c, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: maker.SocketPath(dataDir), Net: "unixpacket"})
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	if err := wire.Send(c, wire.Request{Op: wire.OpStats}); err != nil {
+		return nil, err
+	}
+	var r wire.Response
+	files, err := wire.Receive(c, &r)
+	wire.CloseAll(files)
+	if err != nil || r.Stats == nil {
+		return nil, err
+	}
+	return r.Stats.Disk, r.Err()
+}
