@@ -11,7 +11,7 @@ SHELL_C := $(MAKER)/shell/shell.c $(MAKER)/shell/syscalls.h
 SHIM    := kernel/native/shim-$(GOARCH).so
 
 .DEFAULT_GOAL := build
-.PHONY: acceptance build run test test-all test-sdks test-isolation test-chaos test-tenants test-e2b test-opensandbox test-agentsandbox test-python test-openapi compat e2b-lock opensandbox-lock agentsandbox-lock python-lock openapi-lock fuzz bench bench-quick bench-turns bench-smoke bench-plot bench-e2b bench-opensandbox bench-artifacts bench-datasets bench-langgraph bench-kubernetes simulate-kubernetes docs lint clean programs image image-files manifests test-chart cluster-up cluster-down test-cluster FORCE
+.PHONY: acceptance prerequisites build run test test-all test-sdks test-isolation test-chaos test-tenants test-e2b test-opensandbox test-agentsandbox test-python test-openapi compat e2b-lock opensandbox-lock agentsandbox-lock python-lock openapi-lock fuzz bench bench-quick bench-turns bench-smoke bench-plot bench-e2b bench-opensandbox bench-artifacts bench-datasets bench-langgraph bench-kubernetes simulate-kubernetes docs lint clean programs image image-files manifests test-chart cluster-up cluster-down test-cluster FORCE
 
 build: bin/cove bin/cove-agent
 
@@ -45,9 +45,13 @@ run: build
 	@if [ "$$(id -u)" = 0 ]; then exec ./bin/cove serve; \
 	else echo "Cove asks for root: its maker makes namespaces, mounts and cgroups. The server drops all privilege."; exec sudo ./bin/cove serve; fi
 
+# Says within a second what this machine lacks to run the tests.
+prerequisites:
+	@test/prerequisites
+
 # Every part of the product with real sandboxes, and a first look with each SDK. The first run also builds the templates
 # that the tests share.
-test: build
+test: prerequisites build
 	$(GO) vet ./...
 	$(GO) test -short -timeout 30m ./...
 
@@ -57,7 +61,7 @@ test-sdks: programs
 SDK_SUITES := ^Test(E2B|E2BByName|E2BLargeFiles|OpenSandbox|OpenSandboxS.*|AgentSandbox|Python|PythonDeepagents06|OpenAPI)$$
 
 # Both and more: the race detector, a thousand create/run/kill cycles, a gigabyte of output.
-test-all: build
+test-all: prerequisites build
 	COVE_LEAK_CYCLES=1000 COVE_E2E_FULL=1 $(GO) test -race -timeout 90m ./...
 
 # Everything a sandbox must refuse, tried from inside.
