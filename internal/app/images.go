@@ -34,6 +34,7 @@ func (s *Server) openImages(store *sqlstore.Store, p parts) (*image.Service, err
 		Dir: filepath.Join(stateDir(s.cfg.DataDir), "images"), KeyFile: filepath.Join(stateDir(s.cfg.DataDir), "registry_key"),
 		Platform: s.imagePlatform(), Operator: Tenant, DockerConfig: dockerConfig(c.DockerConfig), Map: mapped, Mirrors: c.Mirrors, Insecure: c.Insecure,
 		MaxBytes: int64(c.MaxBytes), PullTimeout: c.PullTimeout, MaxTenantBytes: int64(c.MaxTenant),
+		MaxFiles: c.MaxFiles, MaxTenantFiles: c.MaxTenantFiles,
 		Pulls: s.imagePulls(),
 	}, driver, imageTemplates{p.templates, p.driver}, store, s.log)
 	if err != nil {

@@ -200,7 +200,7 @@ func Default() Config {
 	return Config{
 		Listen: DefaultListen, DataDir: DefaultDataDir(), Driver: "native", ShutdownGrace: 10 * time.Second,
 		Log: Log{Level: "info", Format: "text"}, Sandbox: Sandbox{PausedLifetime: 30 * 24 * time.Hour, MaxPerTenant: 4000, MaxEventStreams: 64, MaxOperations: 2048},
-		Images:    Images{Map: defaultMap()},
+		Images:    Images{Map: defaultMap(), MaxFiles: 1_000_000, MaxTenant: 50 << 30, MaxTenantFiles: 5_000_000},
 		Artifacts: Artifacts{LinkTTL: 10 * time.Minute, MaxFileSize: 50 << 20, MaxSessionSize: 10 << 30, MaxTenantSize: 50 << 30},
 		Sessions:  Sessions{IdleTimeout: 45 * time.Minute, Size: 1 << 30, MaxPerTenant: 100_000, MaxTenantLog: 4 << 30},
 		Datasets:  Datasets{MaxSize: 20 << 30, MaxTenantSize: 50 << 30},

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -28,8 +29,11 @@ type Images struct {
 	Insecure     []string            `toml:"insecure_registries"` // that may speak plain HTTP or have any certificate
 	DockerConfig string              `toml:"docker_config"`       // Docker's config file, whose logins the local admin's pulls use; empty: the server's user's
 	MaxBytes     Size                `toml:"max_bytes"`           // of one image, unpacked
+	MaxFiles     int                 `toml:"max_files"`           // of one image
 	PullTimeout  time.Duration       `toml:"pull_timeout"`
 	MaxTenant    Size                `toml:"max_tenant_bytes"` // of all images and builds of a tenant; zero: as much as there is
+	// MaxTenantFiles is how many files all images of a tenant have together, unless MaxTenant is zero.
+	MaxTenantFiles int `toml:"max_tenant_files"`
 }
 
 // Storage says what sandboxes may see of this host's disks, and what of them stays free.
@@ -92,6 +96,9 @@ func (c Config) validateAuth() error {
 func (i Images) validate() error {
 	if i.DockerConfig != "" && !filepath.IsAbs(i.DockerConfig) {
 		return fmt.Errorf("images.docker_config %q is not an absolute path", i.DockerConfig)
+	}
+	if i.MaxFiles < 0 || i.MaxTenantFiles < 0 {
+		return errors.New("images.max_files and images.max_tenant_files cannot be negative")
 	}
 	if i.PullTimeout < 0 {
 		return fmt.Errorf("images.pull_timeout cannot be negative: %v", i.PullTimeout)

@@ -394,3 +394,37 @@ func TestPruneWaitsForPulls(t *testing.T) {
 		t.Fatal("the stray layer is still there")
 	}
 }
+
+// TestFilesCount pulls images of empty files, which have no bytes and still take the host's disk.
+func TestFilesCount(t *testing.T) {
+	p := newPlace(t)
+	img := newImage(t, 1, 1000)
+	layers, err := img.Layers()
+	must(t, err)
+	diff, err := layers[0].DiffID()
+	must(t, err)
+	name := p.push(t, "empty:1", img)
+	for _, c := range []struct {
+		name  string
+		files int
+		set   func(*image.Config)
+		words string
+	}{
+		{"as bytes of the tenant", 3000, func(c *image.Config) { c.MaxTenantBytes = 4 << 20 }, "this server allows 4"},
+		{"as bytes of the image", 3000, func(c *image.Config) { c.MaxBytes = 4 << 20 }, "the 4 MiB that an image may have"},
+		{"as files of the image", 3000, func(c *image.Config) { c.MaxFiles = 2000 }, "an image may have 2000"},
+		{"as files of the tenant", 3000, func(c *image.Config) { c.MaxTenantBytes, c.MaxTenantFiles = 1<<40, 2000 }, "have 3000 files"},
+		{"within all bounds", 3000, func(c *image.Config) { c.MaxTenantBytes, c.MaxFiles, c.MaxTenantFiles = 16<<20, 3000, 3000 }, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := open(t, c.set)
+			w.driver.files = map[string]int{diff.String(): c.files}
+			_, err := w.pull(acme, name)
+			if c.words == "" {
+				must(t, err)
+				return
+			}
+			wantKind(t, err, fault.Exhausted, c.words)
+		})
+	}
+}

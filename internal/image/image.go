@@ -36,6 +36,8 @@ type Config struct {
 	PullTimeout  time.Duration       // of one pull; half an hour
 	// MaxTenantBytes is what all images and builds of a tenant may have on disk; zero: as much as there is.
 	MaxTenantBytes int64
+	MaxTenantFiles int // of all its images, where MaxTenantBytes is set; five million
+	MaxFiles       int // of one image; a million
 	Pulls          Pulls
 }
 
@@ -48,14 +50,18 @@ type Pulls struct {
 }
 
 const (
-	defaultMaxBytes    = 20 << 30
-	defaultPullTimeout = 30 * time.Minute
+	defaultMaxBytes       = 20 << 30
+	defaultMaxFiles       = 1_000_000
+	defaultMaxTenantFiles = 5_000_000
+	defaultPullTimeout    = 30 * time.Minute
 )
 
 func (c Config) withDefaults() Config {
 	c.KeyFile = cmp.Or(c.KeyFile, filepath.Join(c.Dir, "login.key"))
 	c.Platform = cmp.Or(c.Platform, "linux/"+runtime.GOARCH)
 	c.MaxBytes = cmp.Or(c.MaxBytes, defaultMaxBytes)
+	c.MaxFiles = cmp.Or(c.MaxFiles, defaultMaxFiles)
+	c.MaxTenantFiles = cmp.Or(c.MaxTenantFiles, defaultMaxTenantFiles)
 	c.PullTimeout = cmp.Or(c.PullTimeout, defaultPullTimeout)
 	return c
 }
@@ -64,7 +70,7 @@ func (c Config) validate() error {
 	switch {
 	case c.Dir == "":
 		return fault.New(fault.Invalid, "images need a directory")
-	case c.MaxBytes < 0 || c.PullTimeout < 0 || c.MaxTenantBytes < 0:
+	case c.MaxBytes < 0 || c.PullTimeout < 0 || c.MaxTenantBytes < 0 || c.MaxFiles < 0 || c.MaxTenantFiles < 0:
 		return fault.New(fault.Invalid, "limits of images cannot be negative")
 	case strings.Count(c.Platform, "/") != 1:
 		return fault.New(fault.Invalid, "the platform of images is written os/arch, not %q", c.Platform)

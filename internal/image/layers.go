@@ -40,20 +40,21 @@ func (s *Service) layers(ctx context.Context, tenant, what string, b blueprint, 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	todo := make(chan layer)
-	bytes := make(chan int64)
+	sums := make(chan sandbox.Layer)
 	workers := min(parallel, len(b.layers))
 	for range workers {
 		go func() { // ends with ctx, or when todo is closed; its last word is waited for below
-			var n int64
+			var sum sandbox.Layer
 			for l := range todo {
 				got, err := bring(ctx, l)
 				if err != nil {
 					cancel(err)
 					break
 				}
-				n += got.Bytes
+				sum.Bytes += got.Bytes
+				sum.Files += got.Files
 			}
-			bytes <- n
+			sums <- sum
 		}()
 	}
 	seen := map[string]bool{}
@@ -70,17 +71,22 @@ hand:
 		}
 	}
 	close(todo)
-	var total int64
+	var total sandbox.Layer
 	for range workers {
-		total += <-bytes
+		sum := <-sums
+		total.Bytes += sum.Bytes
+		total.Files += sum.Files
 	}
 	if err := context.Cause(ctx); err != nil {
 		return 0, err
 	}
-	if total > s.cfg.MaxBytes {
+	if onDisk(total) > s.cfg.MaxBytes {
 		return 0, tooLarge(what, s.cfg.MaxBytes)
 	}
-	return total, nil
+	if total.Files > s.cfg.MaxFiles {
+		return 0, fault.New(fault.Exhausted, "%s has %d files, and an image may have %d on this server", what, total.Files, s.cfg.MaxFiles)
+	}
+	return total.Bytes, nil
 }
 
 func tooLarge(what string, most int64) error {
@@ -140,7 +146,7 @@ func (s *Service) unpack(ctx context.Context, tenant, what string, l layer, blob
 	if err != nil {
 		return sandbox.Layer{}, err
 	}
-	got, err := s.imager.Unpack(ctx, sandbox.LayerRequest{DiffID: l.diff, MaxBytes: most, For: sandbox.ImageRequest{Tenant: tenant, Name: l.of}.Claim()}, blob)
+	got, err := s.imager.Unpack(ctx, sandbox.LayerRequest{DiffID: l.diff, MaxBytes: most, MaxFiles: s.cfg.MaxFiles, For: sandbox.ImageRequest{Tenant: tenant, Name: l.of}.Claim()}, blob)
 	settle(err == nil)
 	return got, err
 }

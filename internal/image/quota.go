@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
 )
 
@@ -70,6 +71,7 @@ func (s *Service) within(ctx context.Context, tenant, what string, coming map[st
 	if s.cfg.MaxTenantBytes == 0 || s.imager == nil {
 		return nil
 	}
+	files := 0
 	layers, bytes, err := s.holds(ctx, tenant)
 	if err != nil {
 		return err
@@ -90,12 +92,18 @@ func (s *Service) within(ctx context.Context, tenant, what string, coming map[st
 			return err
 		}
 		for _, l := range there {
-			bytes += l.Bytes
+			bytes += onDisk(l)
+			files += l.Files
 			delete(coming, l.DiffID)
 		}
 	}
 	for _, size := range coming {
 		bytes += size
+	}
+	if files > s.cfg.MaxTenantFiles {
+		s.unswept.Store(true)
+		return fault.New(fault.Exhausted, "with %s your images have %d files, and this server allows %d; remove some, and then prune (cove image remove, cove image prune)",
+			what, files, s.cfg.MaxTenantFiles)
 	}
 	if bytes > s.cfg.MaxTenantBytes {
 		s.unswept.Store(true) // what came of it, and of others, goes when nobody can want it any more
@@ -104,6 +112,12 @@ func (s *Service) within(ctx context.Context, tenant, what string, coming map[st
 	}
 	return nil
 }
+
+// fileBytes is what a file takes of the host's disk besides its content: an empty one is not free.
+const fileBytes = 4 << 10
+
+// onDisk is what a layer counts.
+func onDisk(l sandbox.Layer) int64 { return l.Bytes + int64(l.Files)*fileBytes }
 
 // forgetArrivals is called when layers were removed: what is there now is needed by a template, which counts for its tenant, or was
 // unpacked so lately that the driver keeps it for an image.

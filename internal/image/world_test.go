@@ -234,7 +234,8 @@ type fakeImager struct {
 	blind     bool   // the server cannot read what tenants have
 	unusable  bool   // templates are there and none can be used: the operator has changed something
 	bytes     map[string]int64
-	peak      int64 // the most bytes of layers that were there at once
+	peak      int64          // the most bytes of layers that were there at once
+	files     map[string]int // of a layer, by its digest; else one
 }
 
 func newFakeImager() *fakeImager {
@@ -282,7 +283,7 @@ func (d *fakeImager) Unpack(ctx context.Context, req sandbox.LayerRequest, blob 
 	if sum := sha256.Sum256(raw); "sha256:"+hex.EncodeToString(sum[:]) != req.DiffID {
 		return sandbox.Layer{}, fault.New(fault.Invalid, "the layer does not have its digest")
 	}
-	l := sandbox.Layer{DiffID: req.DiffID, Bytes: int64(len(raw)), Files: 1}
+	l := sandbox.Layer{DiffID: req.DiffID, Bytes: int64(len(raw)), Files: max(d.files[req.DiffID], 1)}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.layers[req.DiffID] = l
