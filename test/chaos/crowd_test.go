@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -273,14 +274,20 @@ func (f *fault) count(s *testserver.Server, residents []resident) testserver.Cen
 		}
 		return living == 0
 	})
-	var c testserver.Census
+	var c, last testserver.Census
+	looks := 0 // that were the same: the pool is counted before all of its sandboxes are furnished
 	f.eventually("the maker is at rest", patience, func() (rest bool) {
 		var err error
+		last = c
 		if c, err = s.Count(f.Context()); err != nil {
 			f.Fatalf("count: %v", err)
 		}
 		pool := c["maker's pool"]
-		return c["maker's sandboxes"] == len(residents) && c["maker's dying"] == 0 && pool >= 8 && c["maker's slots"] == pool+len(residents)
+		if !maps.Equal(c, last) {
+			looks = 0
+		}
+		looks++
+		return looks >= 20 && c["maker's sandboxes"] == len(residents) && c["maker's dying"] == 0 && pool >= 8 && c["maker's slots"] == pool+len(residents)
 	})
 	return c
 }
@@ -297,6 +304,9 @@ func (f *fault) nothingLeft(s *testserver.Server, residents []resident, before t
 	}
 	for _, m := range more {
 		f.Errorf("left over: %s", m)
+	}
+	if len(more) > 0 {
+		f.note("before the fault: %v; after it: %v", before, f.count(s, residents))
 	}
 }
 
