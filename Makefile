@@ -55,10 +55,12 @@ test: prerequisites build
 	$(GO) vet ./...
 	$(GO) test -short -timeout 30m ./...
 
-# The published SDKs whole, and what else `make test` leaves out because it takes minutes.
+# What `make test` leaves out because it takes minutes: the published SDKs whole, a full disk below
+# durable storage, the memory of stalled readers, and the builds of templates.
 test-sdks: programs
 	$(GO) test -count=1 -timeout 40m -run '$(SDK_SUITES)' ./e2e
-SDK_SUITES := ^Test(E2B|E2BByName|E2BLargeFiles|OpenSandbox|OpenSandboxS.*|AgentSandbox|Python|PythonDeepagents06|OpenAPI)$$
+	$(GO) test -count=1 -timeout 20m ./internal/template
+SDK_SUITES := ^Test(E2B|E2BByName|E2BLargeFiles|OpenSandbox|OpenSandboxS.*|AgentSandbox|Python|PythonDeepagents06|StalledReaders_Memory|HostDisk|OpenAPI)$$
 
 # Both and more: the race detector, a thousand create/run/kill cycles, a gigabyte of output.
 test-all: prerequisites build

@@ -95,7 +95,9 @@ func exported(t *testing.T, text, name string) string {
 }
 
 func TestClusterSDKs(t *testing.T) {
-	sdkSuite(t)
+	if testing.Short() {
+		t.Skip("make test-cluster runs it")
+	}
 	s := clusterServer(t)
 	foreign, err := s.CreateKey(t.Context(), client.KeyRequest{Tenant: "foreign", Name: "another tenant's"})
 	if err != nil {

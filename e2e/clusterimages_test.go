@@ -398,7 +398,9 @@ func (c *clusterImages) logs(ctx context.Context) string {
 
 // TestClusterImagesSDK is OpenSandbox's suite about images with Pods that are their image's user. The node has a password that tenants have to know too.
 func TestClusterImagesSDK(t *testing.T) {
-	sdkSuite(t)
+	if testing.Short() {
+		t.Skip("make test-cluster runs it")
+	}
 	c := newClusterImages(t, "baseline", "looser = true\npull_secrets = [\"nodes-own\"]")
 	foreign, err := c.CreateKey(t.Context(), client.KeyRequest{Tenant: "foreign", Name: "another tenant's"})
 	if err != nil {

@@ -76,6 +76,23 @@ func TestNoKey_AnswerDoesNotWaitForBody(t *testing.T) {
 	})
 }
 
+func TestOwnPages_AnswerDoesNotWaitForBody(t *testing.T) {
+	s, _ := startFacade(t, testConfig(t))
+	for _, path := range []string{"/healthz", "/readyz", "/metrics"} {
+		t.Run(path, func(t *testing.T) {
+			t.Parallel()
+			conn, err := net.Dial("tcp", strings.TrimPrefix(s.URL, "http://"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if resp, text := begin(t, conn, "GET "+path); resp.StatusCode != 200 && resp.StatusCode != 503 {
+				t.Errorf("%d %s", resp.StatusCode, text)
+			}
+		})
+	}
+}
+
 func TestSilentConnections_LeaveRoom(t *testing.T) {
 	cfg := testConfig(t)
 	cfg.Server.MaxConnections, cfg.TLS.Domain = 100, "cove.test"

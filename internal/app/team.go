@@ -53,7 +53,7 @@ func (s *Server) listenPeers() (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.limiter.Trusting(l), nil // one server brings many clients
+	return s.limiter.TotalOnly(l), nil // one server brings many clients
 }
 
 // joinTeam enters this server among the others of its database. It leaves them last of all that uses sandboxes.

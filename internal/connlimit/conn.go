@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// conn is a counted connection that is cut off when its peer takes nothing.
+// conn is a counted connection that is cut off when its peer stops reading.
 type conn struct {
 	net.Conn
 	limiter *Limiter
@@ -30,7 +30,8 @@ type conn struct {
 	deadline time.Time // of writes, as its owner set it; zero: none
 }
 
-// Write waits for the peer as long as it takes something, however little: a slow reader is none that has gone.
+// Write writes p. It fails only if the peer reads nothing for the stall time; a slow reader is not
+// cut off.
 func (c *conn) Write(p []byte) (n int, err error) {
 	if c.stall <= 0 {
 		return c.Conn.Write(p)
@@ -45,7 +46,8 @@ func (c *conn) Write(p []byte) (n int, err error) {
 	}
 }
 
-// arm bounds the next write by the stall, and by what the owner set.
+// arm sets the deadline of the next write: the stall time, or the owner's own deadline if that is
+// earlier.
 func (c *conn) arm() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -63,7 +65,7 @@ func (c *conn) expired() bool {
 	return !c.deadline.IsZero() && !time.Now().Before(c.deadline)
 }
 
-// SetWriteDeadline is the owner's. A zero time leaves the bound of a stalled peer.
+// SetWriteDeadline sets the owner's deadline. A zero time removes it; the stall time still applies.
 func (c *conn) SetWriteDeadline(t time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -98,10 +100,13 @@ type streamWriter struct {
 	http.ResponseWriter
 	to    *http.ResponseController
 	stall time.Duration
-	timer *time.Timer // runs while something is written; nil: nothing was yet
+	timer *time.Timer // runs while something is written; nil until the first write
+
+	mu    sync.Mutex // held while reset runs: net/http's writer must not be used after the handler
+	armed bool
 }
 
-// streamPiece is how much a reader takes at least within a stall.
+// streamPiece is how much is written at once: a reader must take that much within the stall time.
 const streamPiece = 16 << 10
 
 func (w *streamWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
@@ -130,12 +135,30 @@ func (w *streamWriter) Flush() { _ = w.FlushError() }
 
 // arm has the stream reset if the write that follows does not end in time.
 func (w *streamWriter) arm() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.armed = true
 	if w.timer == nil {
-		// A deadline in the past resets the stream. It is not set ahead: it would also end a stream that has nothing to say.
-		w.timer = time.AfterFunc(w.stall, func() { _ = w.to.SetWriteDeadline(time.Unix(1, 0)) })
+		w.timer = time.AfterFunc(w.stall, w.reset)
 		return
 	}
 	w.timer.Reset(w.stall)
 }
 
-func (w *streamWriter) disarm() { w.timer.Stop() }
+// reset ends the stream: a deadline in the past does so at once. It is not set ahead of time, since
+// that would also end a stream that has nothing to write.
+func (w *streamWriter) reset() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.armed {
+		_ = w.to.SetWriteDeadline(time.Unix(1, 0))
+	}
+}
+
+// disarm returns when no reset is running and none will.
+func (w *streamWriter) disarm() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.armed = false
+	w.timer.Stop()
+}

@@ -1,5 +1,5 @@
-// Package connlimit bounds the connections of a server: how many there are, how many come from one address, and how long
-// a peer may take nothing of what is written to it. It knows no protocol above HTTP and no tenant.
+// Package connlimit limits the connections of a server: in total, for each address, and how long a
+// peer may stop reading. It knows HTTP but no dialect and no tenant.
 package connlimit
 
 import (
@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 )
@@ -18,33 +19,34 @@ import (
 type Config struct {
 	Total      int            // of all addresses
 	PerAddress int            // of one IPv4 address, or of one /64 of IPv6
-	Trusted    []netip.Prefix // proxies, of which one address stands for many clients: they have no share
-	Stall      time.Duration  // a peer that takes nothing for so long is cut off
+	Trusted    []netip.Prefix // proxies: each stands for many clients and has no share of its own
+	Stall      time.Duration  // a peer that reads nothing for so long is cut off
 }
 
 // warnEvery keeps a flood of connections from becoming a flood of log lines.
 const warnEvery = time.Minute
 
-// Limiter bounds the connections of all listeners together. A connection is silent until its first request, busy while a
-// request is answered, and idle between two. Where there is no room for a new one, the one that has been silent longest is
-// closed, else the one that has been idle longest. A busy one is never closed: then the new one is.
+// Limiter bounds the connections of all listeners together. A connection is silent until its first
+// request, busy while a request is answered, and idle between two requests. If there is no room for a
+// new connection, it closes the one that has been silent longest, or else idle longest. It never
+// closes a busy one: then it refuses the new connection.
 type Limiter struct {
 	cfg Config
 	log *slog.Logger
 
 	mu     sync.Mutex
 	total  int
-	spare  spare                  // of all addresses
+	spare  evictable              // of all addresses
 	peers  map[netip.Prefix]*peer // that have a connection
 	warned time.Time
 	closed int // connections that were closed for want of room since warned
 }
 
-// spare are connections that may be closed, the oldest first.
-type spare struct{ silent, idle list.List }
+// evictable lists connections that may be closed to make room, the oldest first.
+type evictable struct{ silent, idle list.List }
 
-func (s *spare) oldest() *conn {
-	for _, l := range []*list.List{&s.silent, &s.idle} {
+func (e *evictable) oldest() *conn {
+	for _, l := range []*list.List{&e.silent, &e.idle} {
 		if e := l.Front(); e != nil {
 			return e.Value.(*conn)
 		}
@@ -55,7 +57,7 @@ func (s *spare) oldest() *conn {
 // peer is an address with a connection.
 type peer struct {
 	n     int
-	spare spare
+	spare evictable
 }
 
 // New makes a limiter.
@@ -68,8 +70,8 @@ func (l *Limiter) Listener(of net.Listener) net.Listener {
 	return &listener{Listener: of, limiter: l, share: true}
 }
 
-// Trusting bounds the connections of l, whose peers have no share of their own.
-func (l *Limiter) Trusting(of net.Listener) net.Listener { return &listener{Listener: of, limiter: l} }
+// TotalOnly bounds the connections of a listener by the total alone, not by address.
+func (l *Limiter) TotalOnly(of net.Listener) net.Listener { return &listener{Listener: of, limiter: l} }
 
 type listener struct {
 	net.Listener
@@ -96,34 +98,35 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 }
 
-// addressOf is what a share is counted by.
-func addressOf(c net.Conn) netip.Prefix {
+// remoteIP returns the peer's address, or the zero Addr if the connection has none.
+func remoteIP(c net.Conn) netip.Addr {
 	tcp, ok := c.RemoteAddr().(*net.TCPAddr)
 	if !ok {
-		return netip.Prefix{}
+		return netip.Addr{}
 	}
-	ip := tcp.AddrPort().Addr().Unmap()
+	return tcp.AddrPort().Addr().Unmap().WithZone("")
+}
+
+// sharePrefix returns the addresses that have one share together: an IPv4 address, or the /64 of an
+// IPv6 address, because an IPv6 host chooses its addresses within one.
+func sharePrefix(ip netip.Addr) netip.Prefix {
 	bits := ip.BitLen()
 	if ip.Is6() {
-		bits = 64 // a host of IPv6 chooses its addresses within one
+		bits = 64
 	}
-	p, _ := ip.WithZone("").Prefix(bits) // the bits are those of the address
+	p, _ := ip.Prefix(bits) // bits always fits the address
 	return p
 }
 
-func (l *Limiter) trusts(p netip.Prefix) bool {
-	for _, t := range l.cfg.Trusted {
-		if t.Contains(p.Addr()) {
-			return true
-		}
-	}
-	return false
+func (l *Limiter) trusts(ip netip.Addr) bool {
+	return slices.ContainsFunc(l.cfg.Trusted, func(t netip.Prefix) bool { return t.Contains(ip) })
 }
 
 // admit counts a connection, and says which one it takes the place of.
 func (l *Limiter) admit(c *conn) (victim *conn, ok bool) {
-	c.from = addressOf(c.Conn)
-	share := c.share && l.cfg.PerAddress > 0 && !l.trusts(c.from)
+	ip := remoteIP(c.Conn)
+	c.from = sharePrefix(ip)
+	share := c.share && l.cfg.PerAddress > 0 && !l.trusts(ip)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.peers[c.from]
@@ -164,7 +167,7 @@ func (l *Limiter) warn(c *conn) {
 		return
 	}
 	l.log.Warn("no room for a connection: raise server.max_connections or server.max_connections_per_address, or name the proxy in server.trusted_proxies",
-		"address", c.from.Addr(), "connections", l.total, "closed", l.closed)
+		"address", c.from, "connections", l.total, "closed", l.closed)
 	l.warned, l.closed = time.Now(), 0
 }
 
@@ -173,7 +176,7 @@ func (l *Limiter) forget(c *conn) {
 	if !c.counted {
 		return
 	}
-	l.unspare(c)
+	l.unlist(c)
 	c.counted = false
 	l.total--
 	if c.peer.n--; c.peer.n == 0 {
@@ -181,8 +184,8 @@ func (l *Limiter) forget(c *conn) {
 	}
 }
 
-// unspare takes a connection from the lists of those that may be closed. The caller holds mu.
-func (l *Limiter) unspare(c *conn) {
+// unlist takes a connection from the lists of those that may be closed. The caller holds mu.
+func (l *Limiter) unlist(c *conn) {
 	if c.inAll == nil {
 		return
 	}
@@ -200,7 +203,7 @@ func (l *Limiter) unspare(c *conn) {
 func (l *Limiter) begin(c *conn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.unspare(c)
+	l.unlist(c)
 	c.spoke = true
 	c.requests++
 }
@@ -248,7 +251,10 @@ func (l *Limiter) Handler(h http.Handler) http.Handler {
 		l.begin(c)
 		defer l.end(c)
 		if r.ProtoMajor > 1 && l.cfg.Stall > 0 {
-			w = &streamWriter{ResponseWriter: w, to: http.NewResponseController(w), stall: l.cfg.Stall}
+			to := http.NewResponseController(w)
+			w = &streamWriter{ResponseWriter: w, to: to, stall: l.cfg.Stall}
+			// What the handler left in net/http's buffer is written after it.
+			defer func() { _ = to.SetWriteDeadline(time.Now().Add(l.cfg.Stall)) }()
 		}
 		h.ServeHTTP(w, r)
 	})

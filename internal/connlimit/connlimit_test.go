@@ -2,7 +2,9 @@ package connlimit_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -15,6 +17,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 
 	"github.com/covehq/cove/internal/connlimit"
 )
@@ -215,14 +220,35 @@ func TestConn_SlowReaderIsNotCut(t *testing.T) {
 	}
 }
 
-func TestStream_ReaderThatTakesNothingIsCut(t *testing.T) {
-	limiter := connlimit.New(connlimit.Config{Stall: 300 * time.Millisecond}, slog.New(slog.DiscardHandler))
+// stallTime is short for a test, and long for a write on a busy machine.
+const stallTime = 3 * time.Second
+
+// serveStreams serves h over HTTP/2 without TLS, with stallTime.
+func serveStreams(t *testing.T, h http.HandlerFunc) *httptest.Server {
+	t.Helper()
+	limiter := connlimit.New(connlimit.Config{Stall: stallTime}, slog.New(slog.DiscardHandler))
+	s := httptest.NewUnstartedServer(limiter.Handler(h))
+	s.Listener = limiter.Listener(s.Listener)
+	s.Config.ConnContext = limiter.ConnContext
+	s.Config.Protocols = h2c()
+	s.Start()
+	t.Cleanup(s.Close)
+	return s
+}
+
+func h2c() *http.Protocols {
+	p := new(http.Protocols)
+	p.SetUnencryptedHTTP2(true)
+	return p
+}
+
+func TestStream_StalledReader(t *testing.T) {
 	failed := make(chan error, 1)
-	s := httptest.NewUnstartedServer(limiter.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/quiet" { // says nothing for longer than a stall
+	s := serveStreams(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/quiet" { // writes nothing for longer than the stall time
 			_, _ = w.Write([]byte("a"))
 			_ = http.NewResponseController(w).Flush()
-			time.Sleep(900 * time.Millisecond)
+			time.Sleep(stallTime + time.Second)
 			_, _ = w.Write([]byte("b"))
 			return
 		}
@@ -232,14 +258,10 @@ func TestStream_ReaderThatTakesNothingIsCut(t *testing.T) {
 				return
 			}
 		}
-	})))
-	s.Listener = limiter.Listener(s.Listener)
-	s.Config.ConnContext, s.Config.ConnState = limiter.ConnContext, limiter.ConnState
-	s.EnableHTTP2 = true
-	s.StartTLS()
-	t.Cleanup(s.Close)
-	client := s.Client()
-	resp, err := client.Get(s.URL + "/endless") // nobody reads its body
+	})
+	client := &http.Client{Transport: &http.Transport{Protocols: h2c()}}
+	defer client.CloseIdleConnections()
+	resp, err := client.Get(s.URL + "/endless") // its body is never read
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,11 +275,40 @@ func TestStream_ReaderThatTakesNothingIsCut(t *testing.T) {
 	}
 	defer quiet.Body.Close()
 	if text, err := io.ReadAll(quiet.Body); err != nil || string(text) != "ab" {
-		t.Errorf("a stream that says nothing for a while: %q, %v", text, err)
+		t.Errorf("a stream that is quiet for a while: %q, %v", text, err)
 	}
 	select {
 	case <-failed:
-	case <-time.After(30 * time.Second):
-		t.Error("the stream whose reader takes nothing goes on")
+	case <-time.After(time.Minute):
+		t.Error("the stream with the stalled reader goes on")
+	}
+}
+
+// TestStream_ShortAnswerStalled gives a stream no room for an answer that its handler has left in a
+// buffer: net/http writes it after the handler.
+func TestStream_ShortAnswerStalled(t *testing.T) {
+	s := serveStreams(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 1000)) })
+	c := dial(t, s, "127.0.0.1")
+	frames := http2.NewFramer(c, c)
+	var head bytes.Buffer
+	headers := hpack.NewEncoder(&head)
+	for _, h := range [][2]string{{":method", "GET"}, {":scheme", "http"}, {":authority", "cove.test"}, {":path", "/"}} {
+		_ = headers.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]})
+	}
+	_, err := io.WriteString(c, http2.ClientPreface)
+	err = errors.Join(err, frames.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}),
+		frames.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: head.Bytes(), EndStream: true, EndHeaders: true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = c.SetReadDeadline(time.Now().Add(time.Minute))
+	for {
+		frame, err := frames.ReadFrame()
+		if err != nil {
+			t.Fatalf("the stream is not reset: %v", err)
+		}
+		if frame.Header().Type == http2.FrameRSTStream {
+			return
+		}
 	}
 }

@@ -164,11 +164,8 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	begun := time.Now()
 	id := requestID(r.Header.Get("X-Request-Id"))
 	w.Header().Set("X-Request-Id", id)
-	seen := &watched{ResponseWriter: w}
-	if r.Body != nil && r.Body != http.NoBody {
-		seen.body.ReadCloser, r.Body = r.Body, &seen.body
-		seen.sends = r.ProtoMajor == 1 // of HTTP/2 a stream ends alone, and Close would end the rest
-	}
+	seen := watch(w, r)
+	seen.keyless = own(r.URL.Path) || g.signed(r)
 	defer seen.leave()
 	defer g.logAccess(seen, r, id, begun)
 	defer g.survive(seen, r, id)
@@ -320,54 +317,69 @@ func tell(w http.ResponseWriter, status int, value any) {
 // watched remembers what was answered. Flush and Hijack reach the real writer by Unwrap.
 type watched struct {
 	http.ResponseWriter
-	sends  bool // the request has a body, and a connection of its own
-	unread bool // it was refused before any of the body was read
-	status int
-	bytes  int64
-	body   counted
+	sends   bool // an HTTP/1 request with a body
+	keyless bool // a page that needs no key
+	status  int
+	bytes   int64
+	body    counted
 }
 
-// counted is a request's body that remembers how much of it was read.
+// watch wraps the body of r too.
+func watch(w http.ResponseWriter, r *http.Request) *watched {
+	seen := &watched{ResponseWriter: w}
+	if r.Body != nil && r.Body != http.NoBody {
+		seen.body.ReadCloser, r.Body = r.Body, &seen.body
+		seen.sends = r.ProtoMajor == 1 // on HTTP/2, "Connection: close" would end the other streams too
+	}
+	return seen
+}
+
+// counted is a request's body that remembers how much of it was read. A proxied body is read while
+// the answer begins.
 type counted struct {
 	io.ReadCloser
-	bytes atomic.Int64 // a proxied body is read while the answer begins
+	bytes atomic.Int64
+	whole atomic.Bool // it was read to its end
 }
 
 func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.ReadCloser.Read(p)
 	c.bytes.Add(int64(n))
+	if err == io.EOF {
+		c.whole.Store(true)
+	}
 	return n, err
 }
 
 func (w *watched) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// leftGrace is how long a client that was refused may go on to send its body. Without it the client would meet a reset
-// before it reads why.
+// leftGrace is how long a client may go on sending a body that no handler reads. If the connection
+// closed at once, the client would get a reset before it reads the answer.
 const leftGrace = time.Second
 
-// leave bounds how long net/http reads on of a body that the handler left.
+// leave limits how long net/http drains a body that the handler did not read.
 func (w *watched) leave() {
-	if w.unread {
+	if w.sends && !w.body.whole.Load() && w.status >= 200 { // else the connection was taken over
 		_ = http.NewResponseController(w.ResponseWriter).SetReadDeadline(time.Now().Add(leftGrace)) // a test's writer has none
 	}
 }
 
-// WriteHeader begins the answer. A refusal does not wait for a body that was not read: net/http would read it before it
-// sends the answer, for as long as it takes to come.
+// WriteHeader begins the answer. An error, and the answer to a client that needs no key, does not wait
+// for a body of which nothing was read: net/http would drain it first, for as long as it takes to come.
 func (w *watched) WriteHeader(status int) {
-	if w.status == 0 || w.status < 200 {
+	first := w.status < 200
+	if first {
 		w.status = status
 	}
-	if status >= 400 && w.sends && w.body.bytes.Load() == 0 {
-		w.unread = true
+	if first && (status >= 400 || w.keyless) && w.sends && w.body.bytes.Load() == 0 {
 		w.Header().Set("Connection", "close")
 	}
 	w.ResponseWriter.WriteHeader(status)
 }
 
 func (w *watched) Write(b []byte) (int, error) {
-	if w.status == 0 {
-		w.status = http.StatusOK
+	if w.status < 200 {
+		w.WriteHeader(http.StatusOK)
 	}
 	n, err := w.ResponseWriter.Write(b)
 	w.bytes += int64(n)

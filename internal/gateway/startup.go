@@ -43,7 +43,7 @@ func (s *Startup) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("X-Request-Id", requestID(r.Header.Get("X-Request-Id")))
-	seen := &watched{ResponseWriter: w, sends: r.ProtoMajor == 1 && r.Body != nil && r.Body != http.NoBody}
+	seen := watch(w, r)
 	defer seen.leave()
 	s.answer(seen, r)
 }

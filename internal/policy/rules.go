@@ -110,8 +110,8 @@ func (r Rules) maxMode() Mode {
 	return r.MaxMode
 }
 
-// DefaultMode is the mode of a sandbox for which none is asked: wanted, or none where that is over the ceiling. An empty wanted
-// is Internet.
+// DefaultMode returns the mode of a sandbox whose request names none: wanted if it is set, else
+// Internet if MaxMode allows it, else None. A wanted over MaxMode is returned too; Check refuses it.
 func (r Rules) DefaultMode(wanted Mode) Mode {
 	if wanted != "" {
 		return wanted
@@ -125,7 +125,7 @@ func (r Rules) DefaultMode(wanted Mode) Mode {
 // width orders the modes.
 var width = map[Mode]int{None: 1, List: 2, Internet: 3}
 
-// unreachable is what not even the operator opens.
+// unreachable are addresses that even the operator cannot open.
 var unreachable = slices.Concat(Metadata, prefixes("0.0.0.0/8", "127.0.0.0/8", "224.0.0.0/4", "240.0.0.0/4"))
 
 // within reports whether one of the blocks contains all of p.

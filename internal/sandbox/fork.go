@@ -103,6 +103,9 @@ func (m *Manager) Fork(ctx context.Context, p auth.Principal, id string, spec Fo
 // claimForks enters the children of a fork into memory, all or none. They have no deadline yet: their lives begin when the
 // kernel's turn has come, which may be long after this.
 func (m *Manager) claimForks(parent Sandbox, spec ForkSpec) ([]*entry, error) {
+	if err := m.cfg.Networks.Check(parent.Network, parent.Tenant); err != nil {
+		return nil, err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.admit(parent.Tenant, spec.Count); err != nil {

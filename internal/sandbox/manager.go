@@ -38,8 +38,11 @@ type Manager struct {
 	forks  *slots // of forks: one that waits for a busy kernel must not hold up a create
 	rates  *rates
 	events *eventFeed
-	dials  *shares            // operations in sandboxes, by tenant
-	uses   templateUses       // creates and removals, by template
+	uses   templateUses // creates and removals, by template
+	// Connections to ports have a quota of their own: visitors of a public port must not use up what its
+	// owner may do in sandboxes.
+	operations, ports *operationQuota
+
 	cancel context.CancelFunc // ends life
 	life   context.Context    // of this Manager: the parent of all work that outlives its caller
 
@@ -70,8 +73,9 @@ func NewManager(cfg Config, d Driver, s Store, t Templates, o Observer, log *slo
 	return &Manager{
 		cfg: cfg, driver: d, store: s, templates: t, observer: o, log: log,
 		clock: newClock(), rates: newRates(cfg.CreateRate), events: newEventFeed(s, cfg.Server != "", cfg.MaxEventStreams),
-		dials: newShares(cfg.MaxOperations),
-		slots: newSlots(cfg.MaxStarting, cfg.MaxQueued), forks: newSlots(cfg.MaxStarting, cfg.MaxQueued),
+		operations: newOperationQuota(cfg.MaxOperations, "operations going on in sandboxes"),
+		ports:      newOperationQuota(cfg.MaxOperations, "connections to ports of sandboxes"),
+		slots:      newSlots(cfg.MaxStarting, cfg.MaxQueued), forks: newSlots(cfg.MaxStarting, cfg.MaxQueued),
 		cancel: cancel, life: life, server: cfg.Server, foreign: map[string]Ended{}, strays: map[string]time.Time{}, missing: map[string]bool{}, orphans: map[string]bool{},
 		living: map[string]*entry{}, byKey: map[claimKey]*entry{}, byIdem: map[claimKey]*entry{}, tenants: map[string]int{},
 	}

@@ -87,3 +87,17 @@ func TestNetwork_NarrowedAtRestart(t *testing.T) {
 		}
 	})
 }
+
+func TestNetwork_NotNarrowedIsEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		private := map[string][]netip.Prefix{policy.EveryTenant: {netip.MustParsePrefix("10.0.0.0/8")}}
+		w := newWorld(t, sandbox.Config{Networks: policy.Rules{Private: private}})
+		id := w.create(sandbox.Spec{Network: listOf("10.77.0.2/32")}).ID
+		w.cfg.Networks = policy.Rules{}
+		w.driver.failWith(failing("change", 100, fault.New(fault.Unavailable, "the driver is away")))
+		w.restart()
+		if sb := w.get(id); sb.State != sandbox.StateEnded {
+			t.Errorf("it is %s with %+v", sb.State, sb.Network)
+		}
+	})
+}

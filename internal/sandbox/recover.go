@@ -94,22 +94,35 @@ func (m *Manager) readopt(ctx context.Context, records []Record, instances map[s
 	return missing
 }
 
-// narrowNetwork closes what the operator's rules, which may have changed since, no longer allow a sandbox.
-func (m *Manager) narrowNetwork(ctx context.Context, e *entry) (narrowed bool) {
+// narrowTries is how often a driver is asked to narrow a sandbox's network, a second apart.
+const narrowTries = 5
+
+// narrowNetwork closes what the operator's rules, which may have changed since, no longer allow a
+// sandbox.
+func (m *Manager) narrowNetwork(ctx context.Context, e *entry) (narrowed bool, err error) {
 	sb := e.snapshot()
 	if m.cfg.Networks.Check(sb.Network, e.tenant) == nil {
-		return false
+		return false, nil
 	}
 	n := m.cfg.Networks.Narrow(sb.Network, e.tenant)
-	if err := m.driver.Change(ctx, e.id, Change{Network: &n}); err != nil {
-		m.log.Error("a sandbox keeps a network that is not allowed any more", "sandbox", e.id, "tenant", e.tenant, "error", err)
-		return false
+	for try := 1; ; try++ {
+		if err = m.driver.Change(ctx, e.id, Change{Network: &n}); err == nil {
+			break
+		}
+		if try == narrowTries {
+			return false, err
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+			return false, err
+		}
 	}
 	e.mu.Lock()
 	e.sb.Network = n
 	e.mu.Unlock()
 	m.log.Warn("a sandbox's network is narrowed to what is allowed now", "sandbox", e.id, "tenant", e.tenant, "mode", n.Mode)
-	return true
+	return true, nil
 }
 
 // adopt trusts the driver: its deadline and its state are the ones in force when a crash came between driver and row.
@@ -137,7 +150,13 @@ func (m *Manager) adopt(ctx context.Context, e *entry, i Instance) {
 		m.adoptResumed(ctx, e, before)
 		events = append(events, LifecycleEvent{Type: LifecycleResumed, Deadline: e.snapshot().Deadline})
 	}
-	if m.narrowNetwork(ctx, e) {
+	narrowed, err := m.narrowNetwork(ctx, e)
+	if err != nil {
+		m.log.Error("a sandbox is ended: its network is no longer allowed and cannot be narrowed", "sandbox", e.id, "tenant", e.tenant, "error", err)
+		m.stopLeft(ctx, e, CauseShutdown, "its network is no longer allowed on this server and could not be narrowed")
+		return
+	}
+	if narrowed {
 		events = append(events, LifecycleEvent{Type: LifecycleNetwork, Message: string(e.snapshot().Network.Mode)})
 	}
 	if err := m.save(ctx, e, events...); err != nil {

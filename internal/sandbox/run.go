@@ -41,6 +41,16 @@ func (m *Manager) Agent(ctx context.Context, p auth.Principal, id string) (*agen
 	return m.client(e, nil), nil
 }
 
+// PortAgent is Agent for connections to ports of a sandbox. They do not count as the tenant's
+// operations: anyone may open them where the owner has made a port public.
+func (m *Manager) PortAgent(ctx context.Context, p auth.Principal, id string) (*agentapi.Client, error) {
+	e, err := m.usable(ctx, p, id)
+	if err != nil {
+		return nil, err
+	}
+	return m.limitedClient(e, m.ports, nil), nil
+}
+
 // Run runs one cell and yields what it tells. A kernel that is gone is replaced first, which a notice tells. Leaving the
 // loop leaves the run; params say what that does to it.
 func (m *Manager) Run(ctx context.Context, p auth.Principal, id string, params agentapi.RunParams) iter.Seq2[agentapi.Event, error] {
@@ -434,24 +444,29 @@ func (m *Manager) release(e *entry) {
 
 // client dials through the Manager; closed, if any, is called when a connection is.
 func (m *Manager) client(e *entry, closed func()) *agentapi.Client {
+	return m.limitedClient(e, m.operations, closed)
+}
+
+// limitedClient is client under a quota of the tenant's.
+func (m *Manager) limitedClient(e *entry, quota *operationQuota, closed func()) *agentapi.Client {
 	return agentapi.NewClient(func(ctx context.Context) (net.Conn, error) {
-		if !m.dials.take(e.tenant) {
-			return nil, m.dials.full()
+		if !quota.acquire(e.tenant) {
+			return nil, quota.limitError()
 		}
 		if err := m.use(ctx, e); err != nil {
-			m.dials.free(e.tenant)
+			quota.release(e.tenant)
 			return nil, err
 		}
 		conn, err := m.driver.Dial(ctx, e.id)
 		if err != nil {
-			m.dials.free(e.tenant)
+			quota.release(e.tenant)
 			m.release(e)
 			return nil, m.whyGone(ctx, e, fmt.Errorf("dial sandbox %s: %w", e.id, err))
 		}
 		stay := context.AfterFunc(e.here, func() { conn.Close() })
 		return &usedConn{Conn: conn, done: sync.OnceFunc(func() {
 			stay()
-			m.dials.free(e.tenant)
+			quota.release(e.tenant)
 			m.release(e)
 			if closed != nil {
 				closed()

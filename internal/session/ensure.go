@@ -294,9 +294,9 @@ func (m *Manager) makeDirs(ctx context.Context, s Session, agent *agentapi.Clien
 			continue
 		}
 		switch fault.KindOf(err) {
-		case fault.Conflict, fault.Invalid, fault.Denied, fault.Exhausted, fault.DiskFull, fault.NotFound:
+		case fault.Conflict, fault.Invalid, fault.Denied, fault.DiskFull, fault.NotFound:
 			m.log.Warn("a directory of a session cannot be made", "session", s.ID, "tenant", s.Tenant, "directory", dir, "error", err)
-		case fault.Internal, fault.Unauthed, fault.Timeout, fault.Unavailable, fault.Gone, fault.Unsupported:
+		case fault.Internal, fault.Exhausted, fault.Unauthed, fault.Timeout, fault.Unavailable, fault.Gone, fault.Unsupported:
 			return err
 		}
 	}

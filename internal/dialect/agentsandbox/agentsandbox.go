@@ -29,6 +29,7 @@ type Sandboxes interface {
 	Pause(ctx context.Context, p auth.Principal, id string, spec sandbox.PauseSpec) (sandbox.Sandbox, error)
 	Resume(ctx context.Context, p auth.Principal, id string, lifetime time.Duration) (sandbox.Sandbox, error)
 	Agent(ctx context.Context, p auth.Principal, id string) (*agentapi.Client, error)
+	PortAgent(ctx context.Context, p auth.Principal, id string) (*agentapi.Client, error)
 	Events(ctx context.Context, p auth.Principal, q sandbox.EventQuery) iter.Seq2[sandbox.LifecycleEvent, error]
 }
 

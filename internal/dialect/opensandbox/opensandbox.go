@@ -44,6 +44,7 @@ type Sandboxes interface {
 	Volumes(ctx context.Context, p auth.Principal) ([]sandbox.Volume, error)
 	Exec(ctx context.Context, p auth.Principal, id string, params agentapi.ExecParams) (*agentapi.Stream, error)
 	Agent(ctx context.Context, p auth.Principal, id string) (*agentapi.Client, error)
+	PortAgent(ctx context.Context, p auth.Principal, id string) (*agentapi.Client, error)
 	Events(ctx context.Context, p auth.Principal, q sandbox.EventQuery) iter.Seq2[sandbox.LifecycleEvent, error]
 	Usage(ctx context.Context, p auth.Principal, id string) (sandbox.Usage, error)
 }

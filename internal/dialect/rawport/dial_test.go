@@ -18,7 +18,7 @@ import (
 // unreachable is a sandbox whose agent cannot be reached, for one reason.
 type unreachable struct{ why error }
 
-func (u unreachable) Agent(context.Context, auth.Principal, string) (*agentapi.Client, error) {
+func (u unreachable) PortAgent(context.Context, auth.Principal, string) (*agentapi.Client, error) {
 	return agentapi.NewClient(func(context.Context) (net.Conn, error) { return nil, u.why }), nil
 }
 

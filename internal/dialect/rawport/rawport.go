@@ -22,7 +22,7 @@ import (
 
 // Sandboxes is what a proxy asks of the domain.
 type Sandboxes interface {
-	Agent(ctx context.Context, p auth.Principal, id string) (*agentapi.Client, error)
+	PortAgent(ctx context.Context, p auth.Principal, id string) (*agentapi.Client, error)
 }
 
 // Visit is a request that was let in to a port.
@@ -164,7 +164,7 @@ func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
 // dial connects to a port, and waits a moment for one that is about to open.
 func (p *Proxy) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	v := ctx.Value(visitKey{}).(Visit)
-	client, err := p.sandboxes.Agent(ctx, v.Who, v.Sandbox)
+	client, err := p.sandboxes.PortAgent(ctx, v.Who, v.Sandbox)
 	if err != nil {
 		return nil, err
 	}

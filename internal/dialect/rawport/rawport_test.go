@@ -61,6 +61,16 @@ func TestStripCredentials_Referer(t *testing.T) {
 	}
 }
 
+func TestStripCredentials_PathHeaders(t *testing.T) {
+	for _, name := range []string{"X-Original-Url", "X-Original-Uri", "X-Forwarded-Uri", "X-Envoy-Original-Path"} {
+		r := httptest.NewRequest("GET", "/", nil)
+		r.Header.Set(name, "/agents/acme.0a/x")
+		if rawport.StripCredentials(r); r.Header.Get(name) != "" {
+			t.Errorf("%s: %s", name, r.Header.Get(name))
+		}
+	}
+}
+
 func TestCookiesStayWithTheirPort(t *testing.T) {
 	set := []string{"a=b; Domain=cove.test; Path=/", "cove_session=x", "c=d"}
 	for name, c := range map[string]struct {

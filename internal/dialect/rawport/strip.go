@@ -12,11 +12,12 @@ import (
 
 // What runs behind a port may be hostile: it learns nothing that would let it act for its caller.
 
-// StripCredentials takes keys and tokens of this server out of a request that goes to a port, whichever dialect the caller speaks:
+// StripCredentials removes this server's keys and tokens from a request before it goes to a sandbox's
+// port:
 //
-//   - every header that carries nothing else, and our cookies
-//   - from headers and query parameters that carry other services' keys too, the values that have the form of ours
-//   - what the caller shows in any of these, and every key with its prefix, wherever else it stands in a header or the query
+//   - headers that carry only those, and our cookies
+//   - values in their form, from headers and parameters that also carry keys of other services
+//   - the caller's own key, and any key with our prefix, in every header and in the query
 func StripCredentials(r *http.Request) {
 	shown := presented(r)
 	for _, name := range auth.OwnHeaders {
@@ -25,7 +26,7 @@ func StripCredentials(r *http.Request) {
 	for _, name := range auth.SharedHeaders {
 		without(r.Header, name, func(v string) bool { return len(auth.Digits(v)) > 0 })
 	}
-	stripReferer(r.Header)
+	stripPaths(r.Header)
 	stripCookies(r.Header, shown)
 	stripProtocols(r.Header, shown)
 	for name := range r.Header {
@@ -88,7 +89,18 @@ func stripQuery(raw string, shown secrets) string {
 // secretPath is the path of a page that was reached by a secret in it: a signed endpoint or a tenant's router URL.
 var secretPath = regexp.MustCompile(`/sandboxes/[^/]*~|/agents/`)
 
-func stripReferer(h http.Header) { without(h, "Referer", secretPath.MatchString) }
+// pathHeaders hold the path by which a request came: browsers and proxies in front of the server add
+// them.
+var pathHeaders = []string{
+	"Referer", "X-Original-Url", "X-Original-Uri", "X-Original-Path", "X-Forwarded-Uri", "X-Forwarded-Path", "X-Forwarded-Url",
+	"X-Rewrite-Url", "X-Request-Uri", "X-Envoy-Original-Path",
+}
+
+func stripPaths(h http.Header) {
+	for _, name := range pathHeaders {
+		without(h, name, secretPath.MatchString)
+	}
+}
 
 // stripProtocols takes keys out of the subprotocols of a WebSocket, of which others may be needed.
 func stripProtocols(h http.Header, shown secrets) {
@@ -110,7 +122,7 @@ func stripProtocols(h http.Header, shown secrets) {
 	}
 }
 
-// without removes the values of a header that are ours.
+// without removes the values for which ours returns true.
 func without(h http.Header, name string, ours func(string) bool) {
 	if !slices.ContainsFunc(h[name], ours) {
 		return

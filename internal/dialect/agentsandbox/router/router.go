@@ -38,6 +38,7 @@ type Runtime interface {
 // Domain is what the router asks of sandboxes.
 type Domain interface {
 	Agent(ctx context.Context, p auth.Principal, id string) (*agentapi.Client, error)
+	PortAgent(ctx context.Context, p auth.Principal, id string) (*agentapi.Client, error)
 	// Stopped is closed once a sandbox that runs does so no more.
 	Stopped(id string) <-chan struct{}
 }

@@ -113,6 +113,10 @@ func (d *domain) Resume(_ context.Context, p auth.Principal, id string, lifetime
 	return sb, nil
 }
 
+func (d *domain) PortAgent(ctx context.Context, p auth.Principal, id string) (*agentapi.Client, error) {
+	return d.Agent(ctx, p, id)
+}
+
 func (d *domain) Agent(_ context.Context, p auth.Principal, _ string) (*agentapi.Client, error) {
 	if p.Tenant != "acme" {
 		return nil, fault.New(fault.NotFound, "not yours")

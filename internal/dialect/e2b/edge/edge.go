@@ -27,6 +27,7 @@ type Sandboxes interface {
 	Stopped(id string) <-chan struct{}
 	Resume(ctx context.Context, p auth.Principal, id string, lifetime time.Duration) (sandbox.Sandbox, error)
 	Agent(ctx context.Context, p auth.Principal, id string) (*agentapi.Client, error)
+	PortAgent(ctx context.Context, p auth.Principal, id string) (*agentapi.Client, error)
 }
 
 // Config is what an edge has to know.

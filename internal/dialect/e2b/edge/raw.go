@@ -54,5 +54,9 @@ func (e *Edge) rawFailed(w http.ResponseWriter, r *http.Request, v rawport.Visit
 		refuse(w, r, at, portClosed(v.Port))
 		return
 	}
+	if fault.Is(err, fault.Exhausted) {
+		refuse(w, r, at, &refusal{status: http.StatusTooManyRequests, message: fault.Message(err), port: v.Port})
+		return
+	}
 	refuse(w, r, at, &refusal{status: http.StatusBadGateway, message: "The sandbox is running but its port broke off the connection", port: v.Port})
 }

@@ -99,8 +99,6 @@ func status(kind fault.Kind) int {
 	switch kind {
 	case fault.Conflict, fault.Unsupported:
 		return http.StatusBadRequest
-	case fault.Exhausted:
-		return http.StatusInsufficientStorage
 	default:
 		return target.Status(kind)
 	}

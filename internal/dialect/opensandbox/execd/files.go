@@ -123,7 +123,7 @@ func fileError(err error) error {
 	switch fault.KindOf(err) {
 	case fault.Invalid:
 		return &refusal{http.StatusBadRequest, codeFile, fault.Message(err)}
-	case fault.Exhausted, fault.DiskFull:
+	case fault.DiskFull:
 		return &refusal{http.StatusInsufficientStorage, codeFile, fault.Message(err)}
 	default:
 		return err

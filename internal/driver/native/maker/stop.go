@@ -5,9 +5,11 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -106,30 +108,30 @@ func awaitExit(process *os.File, limit time.Duration) bool {
 // maxLeft is how many cgroups are named.
 const maxLeft = 20
 
-// whatIsLeft names the sandboxes of a maker that have processes, by their cgroups. It is empty where there are none, or
-// where the caller may not see them.
+// whatIsLeft names the sandboxes of a maker that have processes, by their cgroups. It is empty if there
+// are none, or if the caller may not see them. It changes nothing: the next maker may use the groups.
 func whatIsLeft(groups string) string {
 	mounts, err := cgroup.Mounts("/proc/self/mountinfo")
 	if err != nil {
 		return ""
 	}
-	root, err := cgroup.Open(mounts, groups)
-	if err != nil {
-		return ""
+	found := map[string]string{} // processes by sandbox
+	for _, m := range mounts {
+		lists, _ := filepath.Glob(filepath.Join(m.Path, groups, "*", "cgroup.procs"))
+		for _, list := range lists {
+			if text, err := os.ReadFile(list); err == nil && len(text) > 0 {
+				found[filepath.Base(filepath.Dir(list))] = strings.Join(strings.Fields(string(text)), " ")
+			}
+		}
 	}
-	defer root.Close() // removes the group that Open made, if it is empty
-	names, err := root.List()
-	if err != nil {
+	if len(found) == 0 {
 		return ""
 	}
 	var all []string
-	for _, name := range names {
-		if pids := root.Existing(name).Processes(); len(pids) > 0 && len(all) < maxLeft {
-			all = append(all, fmt.Sprintf("%s/%s (processes %s)", groups, name, strings.Trim(fmt.Sprint(pids), "[]")))
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		if len(all) < maxLeft {
+			all = append(all, fmt.Sprintf("%s/%s (processes %s)", groups, name, found[name]))
 		}
-	}
-	if len(all) == 0 {
-		return ""
 	}
 	return ", and processes of sandboxes are left: " + strings.Join(all, ", ")
 }

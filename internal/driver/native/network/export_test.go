@@ -1,6 +1,11 @@
 package network
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/covehq/cove/internal/policy"
+)
 
 // WithoutProtection makes the kernel look as if it could not protect tables, until the returned function is called.
 func WithoutProtection() (restore func()) {
@@ -23,12 +28,7 @@ func Opens(list []netip.Prefix, addr netip.Addr) (opens bool, cells int) {
 	return opens, len(made)
 }
 
-// Private says whether an address lies in a private block, and which.
-func Private(addr netip.Addr) (block [2]netip.Addr, is bool) {
-	for _, s := range neverPublic {
-		if s.first <= number(addr) && number(addr) <= s.last {
-			return [2]netip.Addr{address(s.first), address(s.last)}, true
-		}
-	}
-	return block, false
+// Private reports whether an address lies in a private block.
+func Private(addr netip.Addr) bool {
+	return slices.ContainsFunc(policy.Private, func(b netip.Prefix) bool { return b.Contains(addr) })
 }

@@ -72,13 +72,14 @@ func subtract(s span, holes []span) []span {
 	return append(out, s)
 }
 
-// allowed turns an allow list into cells. Private addresses open only when a prefix names them, that is when it lies
-// within a private block: "0.0.0.0/0" means every public address and not the operator's LAN.
+// allowed turns an allow list into cells. Private addresses open only if a prefix names them, that is
+// if it lies within one private block: "0.0.0.0/0" means every public address and not the operator's
+// LAN, and 224.0.0.0/3, which is two private blocks, opens nothing.
 func allowed(prefixes []netip.Prefix) []cell {
 	var out []span
 	for _, p := range prefixes {
 		s := spanOf(p)
-		if slices.ContainsFunc(neverPublic, func(b span) bool { return b.first <= s.first && s.last <= b.last }) {
+		if policy.Named(p) {
 			out = append(out, s)
 		} else {
 			out = append(out, subtract(s, neverPublic)...)

@@ -448,8 +448,8 @@ func (p *Process) call(number uintptr, args ...uintptr) (result int64, child int
 	return result, child, err
 }
 
-// through sees it through a call at whose entry it is, on the thread. The call itself is ours, not the sandbox's: it does
-// not take long. Whom it makes must be known before anything else.
+// through sees the process through the call at whose entry it stopped. It runs on the tracer's thread
+// and blocks it for up to patience: a child must be known before the thread serves anything else.
 func (p *Process) through(status unix.WaitStatus, number uintptr, args []uintptr) (result int64, child int, err error) {
 	defer p.watch(patience)()
 	own, err := p.enters(number, args)

@@ -42,3 +42,28 @@ func TestOperations_ShareOfTenant(t *testing.T) {
 		},
 	})
 }
+
+func TestPortConnections_OwnQuota(t *testing.T) {
+	claims(t, sandbox.Config{MaxOperations: 1}, map[string]func(*testing.T, *world){
+		"connections to ports leave the tenant its operations": func(t *testing.T, w *world) {
+			id := w.create(sandbox.Spec{}).ID
+			ports, err := w.PortAgent(t.Context(), acme, id)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sleep := agentapi.ExecParams{Argv: []string{"sleep"}}
+			visitor, err := ports.Exec(t.Context(), sleep) // any operation counts, and the double knows this one
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer visitor.Close()
+			_, err = ports.Exec(t.Context(), sleep)
+			wantKind(t, err, fault.Exhausted)
+			own, err := w.Exec(t.Context(), acme, id, sleep)
+			if err != nil {
+				t.Fatalf("the owner's command: %v", err)
+			}
+			own.Close()
+		},
+	})
+}
