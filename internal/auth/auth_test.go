@@ -311,6 +311,21 @@ func TestCache_WhileTheStoreIsAway(t *testing.T) {
 				t.Error("it is let in again when the store is away again")
 			}
 		},
+		"a lookup that fails beside one that succeeds has the key's owner": func(t *testing.T, keys *auth.Keys, store *counted, secret string, record auth.KeyRecord) {
+			time.Sleep(time.Hour) // the key is in no cache
+			keys = auth.NewKeys(store)
+			store.after = func() {
+				store.after, store.away = nil, nil
+				if _, err := keys.Authenticate(t.Context(), secret); err != nil {
+					t.Error(err)
+				}
+				store.away = away
+			}
+			who, err := keys.Authenticate(t.Context(), secret)
+			if want := (auth.Principal{Tenant: "acme", KeyID: record.ID}); err != nil || who != want {
+				t.Errorf("%+v, %v", who, err)
+			}
+		},
 		"an error that is not the store's absence lets nobody in": func(t *testing.T, keys *auth.Keys, store *counted, secret string, _ auth.KeyRecord) {
 			store.away = errors.New("database disk image is malformed")
 			if _, err := keys.Authenticate(t.Context(), secret); err == nil {

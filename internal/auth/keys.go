@@ -99,6 +99,10 @@ func (k *Keys) Authenticate(ctx context.Context, presented string) (Principal, e
 	if err != nil {
 		return Principal{}, err
 	}
+	if record.Tenant == "" {
+		// Dialects take a principal without a tenant for one that a sandbox's own token proves.
+		return Principal{}, fmt.Errorf("key %q has no tenant", record.ID)
+	}
 	return Principal{Tenant: record.Tenant, KeyID: record.ID, Admin: record.Admin}, nil
 }
 
@@ -115,8 +119,10 @@ func (k *Keys) lookup(ctx context.Context, hash string) (KeyRecord, error) {
 		k.forget(hash)
 		return KeyRecord{}, errWrongKey
 	}
-	if fault.Is(err, fault.Unavailable) && k.extend(hash) {
-		return hit.record, nil
+	if fault.Is(err, fault.Unavailable) {
+		if stale, ok := k.extend(hash); ok {
+			return stale, nil
+		}
 	}
 	if err != nil {
 		return KeyRecord{}, fmt.Errorf("look up key: %w", err)
@@ -145,18 +151,21 @@ func (k *Keys) remember(record KeyRecord, seen int) {
 	k.cache[record.Hash] = cached{record, at.Add(cacheFor), at.Add(staleFor)}
 }
 
-// extend trusts a key for a moment more that the store cannot be asked for. It tells whether the key
-// is still in the cache, which a revocation meanwhile takes it out of, and not too old.
-func (k *Keys) extend(hash string) bool {
+// extend keeps a cached key valid for askAgain while the store is unavailable. It reports false if
+// the key was revoked or is older than staleFor.
+//
+// It returns the record that is in the cache now: a parallel lookup may have put it there after the
+// caller looked.
+func (k *Keys) extend(hash string) (KeyRecord, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	hit, ok := k.cache[hash]
 	if !ok || !time.Now().Before(hit.stale) {
-		return false
+		return KeyRecord{}, false
 	}
 	hit.until = time.Now().Add(askAgain)
 	k.cache[hash] = hit
-	return true
+	return hit.record, true
 }
 
 // forget takes a key out of the cache that the store knows as not good.
