@@ -302,7 +302,11 @@ func TestDatabase_Hangs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Logf("%s %s: %d after %v", method, path, resp.StatusCode, time.Since(begun).Round(time.Millisecond))
+		took := time.Since(begun)
+		t.Logf("%s %s: %d after %v", method, path, resp.StatusCode, took.Round(time.Millisecond))
+		if took > 20*time.Second { // ten times what the limits of the store add up to
+			t.Errorf("%s %s was answered after %v", method, path, took)
+		}
 		return resp, string(text)
 	}
 	for _, r := range [][3]string{
@@ -317,6 +321,10 @@ func TestDatabase_Hangs(t *testing.T) {
 		{"GET", "/v2/sandboxes", ""},
 		{"POST", "/sandboxes", `{"templateID":"base"}`},
 		{"GET", "/v1/sandboxes", ""},
+		{"POST", "/cove/v1/sandboxes/" + sb.ID + "/timeout", `{"timeout_seconds":60}`},
+		{"POST", "/cove/v1/sessions/thread/run", `{"code":"1"}`},
+		{"POST", "/sandboxes/" + sb.ID + "/timeout", `{"timeout":60}`},
+		{"POST", "/v1/sandboxes/" + sb.ID + "/renew-expiration", `{"expiresAt":"2100-01-01T00:00:00Z"}`},
 	} {
 		resp, body := ask(r[0], r[1], r[2])
 		if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, "the database does not answer") {
@@ -325,6 +333,9 @@ func TestDatabase_Hangs(t *testing.T) {
 	}
 	if out, err := sb.Exec(t.Context(), client.ExecRequest{Command: "echo hello"}); err != nil || out.Stdout != "hello\n" {
 		t.Errorf("a living sandbox: %+v, %v", out, err)
+	}
+	if resp, body := ask("DELETE", "/cove/v1/sandboxes/"+sb.ID, ""); resp.StatusCode != http.StatusOK {
+		t.Errorf("an end does not need the database: %d %s", resp.StatusCode, body)
 	}
 	proxy.Resume()
 	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {

@@ -18,7 +18,7 @@ const (
 	batchTime = 30 * time.Second
 	// noLimit is for migrations, which take as long as the tables are large.
 	noLimit time.Duration = 0
-	// suspectLimit is for callers while the database has not answered since a call timed out. A
+	// suspectLimit is for callers while the database has taken no change since a call timed out. A
 	// request makes several calls: together they fail within two seconds.
 	suspectLimit = 200 * time.Millisecond
 )
@@ -56,7 +56,10 @@ const (
 	askLimit = 5 * time.Second
 )
 
-// askUntilAnswered marks the database as suspect until it answers a query.
+// askUntilAnswered marks the database as suspect until it takes a change.
+//
+// A read is not enough: a database whose log cannot be written answers reads and hangs at every
+// commit.
 func (s *Store) askUntilAnswered() {
 	if s.life.Err() != nil || !s.suspect.CompareAndSwap(false, true) {
 		return
@@ -65,7 +68,8 @@ func (s *Store) askUntilAnswered() {
 		defer s.suspect.Store(false)
 		for s.life.Err() == nil {
 			ctx, cancel := context.WithTimeout(s.life, askLimit)
-			_, err := s.r.ExecContext(ctx, "SELECT 1")
+			_, err := s.w.ExecContext(ctx, putDocumentQuery,
+				readyTenant, readyKind, readyID, []byte{}, micros(time.Now()))
 			cancel()
 			if err == nil {
 				return

@@ -62,3 +62,34 @@ func TestPostgres_HangsAndIsUnavailable(t *testing.T) {
 	proxy.Resume()
 	until(t, "the database answers again", func() bool { return calls["list"](t.Context()) == nil && calls["save"](t.Context()) == nil })
 }
+
+// TestPostgres_HangsAtChanges is a database that answers reads while no change comes to an end.
+func TestPostgres_HangsAtChanges(t *testing.T) {
+	s := openPostgres(t, pgtest.URL(t))
+	held, err := s.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = held.Rollback() }()
+	if _, err := held.ExecContext(t.Context(), "LOCK TABLE documents IN SHARE MODE"); err != nil {
+		t.Fatal(err)
+	}
+	put := func() error { return s.PutDocument(t.Context(), "acme", "x", "y", nil) }
+	for range 2 {
+		if err := put(); !fault.Is(err, fault.Unavailable) {
+			t.Errorf("a change: %v (%s)", err, fault.KindOf(err))
+		}
+		for range 20 {
+			if _, err := s.Documents(t.Context(), "acme", "x"); err != nil {
+				t.Errorf("a read: %v", err)
+			}
+			if !s.Suspect() {
+				t.Fatal("the next change waits for the whole limit again")
+			}
+		}
+	}
+	if err := held.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the database takes changes again", func() bool { return put() == nil && !s.Suspect() })
+}

@@ -2,6 +2,7 @@ package sqlstore
 
 import (
 	"context"
+	"database/sql"
 	"time"
 )
 
@@ -18,3 +19,9 @@ func (s *Store) Exec(ctx context.Context, query string) error {
 	_, err := s.w.ExecContext(ctx, query)
 	return err
 }
+
+// Begin opens a transaction that the store knows nothing of.
+func (s *Store) Begin(ctx context.Context) (*sql.Tx, error) { return s.w.BeginTx(ctx, nil) }
+
+// Suspect tells whether callers get the short limit.
+func (s *Store) Suspect() bool { return s.suspect.Load() }

@@ -26,7 +26,7 @@ type Store struct {
 	due     chan struct{}   // a checkpoint of SQLite's log is; nil: nobody makes any
 	life    context.Context //nolint:containedctx // of what runs beside the callers, until Close
 	quit    context.CancelFunc
-	suspect atomic.Bool // a call timed out and the database has not answered since
+	suspect atomic.Bool // a call timed out and the database has taken no change since
 	work    sync.WaitGroup
 }
 
