@@ -503,7 +503,7 @@ func TestMalformed(t *testing.T) {
 		"half a frame":            {"Start", "application/connect+json", frame(0, 100, "{}"), `"code":"internal"`},
 		"no JSON":                 {"Start", "application/connect+json", frame(0, 3, "{{{"), `"code":"invalid_argument"`},
 		"wrong types":             {"Start", "application/connect+json", frame(0, 15, `{"process":"x"}`), `"code":"invalid_argument"`},
-		"more than is allowed":    {"Start", "application/connect+json", frame(0, 1<<31, "{}"), `"code":"resource_exhausted"`},
+		"more than is allowed":    {"Start", "application/connect+json", frame(0, 1<<31, "{}"), `"code":"invalid_argument"`},
 		"unknown fields are fine": {"List", "application/json", []byte(`{"new":[1,{"x":2}]}`), `{}`},
 		"unary without JSON":      {"List", "application/json", []byte(`{`), `"code":"invalid_argument"`},
 		"unary input of no kind":  {"SendInput", "application/json", []byte(`{"process":{"pid":1}}`), `"code":"invalid_argument"`},
