@@ -23,9 +23,13 @@ func TestKernels_AreBounded(t *testing.T) {
 				_, err = sb.StartKernel(t.Context(), client.KernelRequest{})
 			}
 			expect(t, err, client.Exhausted, c.says)
+			_, err = sb.RestartKernel(t.Context(), "one-more")
+			expect(t, err, client.Exhausted, c.says)
 			if got := sb.value("1 + 1"); got != "2" {
 				t.Errorf("the first kernel says %s", got)
 			}
+			_, err = sb.Run(t.Context(), client.RunRequest{Code: "1", Kernel: "unknown"})
+			expect(t, err, client.NotFound, "no kernel")
 		})
 	}
 }

@@ -773,11 +773,8 @@ func (d *fakeDriver) answerRun(box *fakeBox, conn net.Conn, p agentapi.RunParams
 	}
 	d.mu.Unlock()
 	switch {
-	case !ok && p.Kernel != agentapi.DefaultKernel:
-		refuse(conn, fault.NotFound)
-		return
-	case !ok:
-		refuse(conn, fault.Gone) // as the agent does: it may be made
+	case !ok: // as the agent does: it may be made
+		refuse(conn, fault.Gone)
 		return
 	case k.State == agentapi.KernelDead:
 		refuse(conn, fault.Gone)

@@ -9,7 +9,6 @@ import (
 	"iter"
 	"net"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -197,16 +196,12 @@ const MaxKernels = 64
 func (m *Manager) StartKernel(ctx context.Context, p auth.Principal, id string, spec KernelSpec) (agentapi.Kernel, error) {
 	name := cmp.Or(spec.Name, "kernel-"+strings.ToLower(rand.Text()[:12]))
 	return m.kernel(ctx, p, id, name, func(e *entry) (agentapi.Kernel, error) {
-		kernels, err := m.client(e, nil).Kernels(ctx)
+		old, err := m.placeForKernel(ctx, e, name)
 		if err != nil {
 			return agentapi.Kernel{}, err
 		}
-		living := slices.DeleteFunc(kernels, func(k agentapi.Kernel) bool { return k.State == agentapi.KernelDead })
-		if slices.ContainsFunc(living, func(k agentapi.Kernel) bool { return k.Name == name }) {
+		if old != nil && old.State != agentapi.KernelDead {
 			return agentapi.Kernel{}, fault.New(fault.Conflict, "kernel %q is there already", name)
-		}
-		if len(living) >= MaxKernels {
-			return agentapi.Kernel{}, fault.New(fault.Exhausted, "a sandbox has at most %d kernels; end one first", MaxKernels)
 		}
 		return m.addKernel(ctx, e, agentapi.KernelStartParams{
 			Kernel: name, Language: cmp.Or(spec.Language, kernelLanguage), Cwd: spec.Cwd,
@@ -237,7 +232,7 @@ func (m *Manager) addKernel(ctx context.Context, e *entry, params agentapi.Kerne
 // RestartKernel replaces a kernel, living or dead, by a fresh one.
 func (m *Manager) RestartKernel(ctx context.Context, p auth.Principal, id, name string) (agentapi.Kernel, error) {
 	return m.kernel(ctx, p, id, name, func(e *entry) (agentapi.Kernel, error) {
-		old, err := m.findKernel(ctx, e, name)
+		old, err := m.placeForKernel(ctx, e, name)
 		if err != nil {
 			return agentapi.Kernel{}, err
 		}
@@ -252,7 +247,7 @@ func (m *Manager) RestartKernel(ctx context.Context, p auth.Principal, id, name 
 // not there is made.
 func (m *Manager) MoveKernel(ctx context.Context, p auth.Principal, id, name, cwd string) (agentapi.Kernel, error) {
 	return m.kernel(ctx, p, id, name, func(e *entry) (agentapi.Kernel, error) {
-		old, err := m.findKernel(ctx, e, name)
+		old, err := m.placeForKernel(ctx, e, name)
 		if err != nil {
 			return agentapi.Kernel{}, err
 		}
@@ -298,7 +293,10 @@ func (m *Manager) replaceKernel(ctx context.Context, e *entry, name string) (los
 		return false, err
 	}
 	defer unlock()
-	old, err := m.findKernel(ctx, e, name)
+	old, err := m.placeForKernel(ctx, e, name)
+	if old == nil && name != agentapi.DefaultKernel && (err == nil || fault.Is(err, fault.Exhausted)) {
+		return false, fault.New(fault.NotFound, "sandbox %s has no kernel %q", e.id, name)
+	}
 	if err != nil || old != nil && old.State != agentapi.KernelDead {
 		return true, err
 	}
@@ -306,18 +304,28 @@ func (m *Manager) replaceKernel(ctx context.Context, e *entry, name string) (los
 	return old != nil, err
 }
 
-// findKernel is nil where there is no kernel of that name, not even a dead one.
-func (m *Manager) findKernel(ctx context.Context, e *entry, name string) (*agentapi.Kernel, error) {
+// placeForKernel returns the kernel that has a name, living or dead, or nil. It fails with
+// fault.Exhausted, and still returns the kernel, if a living one would be one too many.
+//
+// Callers hold the lock of the sandbox's kernels, so that two of them do not take the last place.
+func (m *Manager) placeForKernel(ctx context.Context, e *entry, name string) (*agentapi.Kernel, error) {
 	kernels, err := m.client(e, nil).Kernels(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for i := range kernels {
-		if kernels[i].Name == name {
-			return &kernels[i], nil
+	var old *agentapi.Kernel
+	living := 0
+	for i, k := range kernels {
+		if k.Name == name {
+			old = &kernels[i]
+		} else if k.State != agentapi.KernelDead {
+			living++
 		}
 	}
-	return nil, nil
+	if living >= MaxKernels {
+		return old, fault.New(fault.Exhausted, "a sandbox has at most %d kernels; end one first", MaxKernels)
+	}
+	return old, nil
 }
 
 // like asks for a kernel that takes the place of another.
