@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -694,6 +695,33 @@ func TestPythonIsAskedOnce(t *testing.T) {
 	}
 	if n := probes(open(t, dir), "one"); n != 0 {
 		t.Error("the next process asks every interpreter again")
+	}
+}
+
+func TestPython_OnlyAnswersAreKept(t *testing.T) {
+	dir := t.TempDir()
+	for _, c := range []struct {
+		name, code string
+		probes     int
+		says       string
+	}{
+		{"refuses", `write(2, "no library", 10); _exit(1);`, 1, "no library"},
+		{"is killed", `kill(getpid(), 9);`, 2, "did not answer"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			name := filepath.Join(dir, strings.ReplaceAll(c.name, " ", "-"))
+			source := "#include <signal.h>\n#include <unistd.h>\nint main(void) { " + c.code + " }\n"
+			if err := os.WriteFile(name+".c", []byte(source), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if out, err := exec.Command("cc", "-o", name, name+".c").CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			probes, err := template.Inspect(t.Context(), name)
+			if probes != c.probes || err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("asked %d times, %v; want %d, %q", probes, err, c.probes, c.says)
+			}
+		})
 	}
 }
 

@@ -159,6 +159,10 @@ func homes() []string {
 	return dirs
 }
 
+// errNoAnswer is a probe that could not start, was killed or took too long. It says something of the
+// host's load and nothing of the interpreter, so that it is not kept.
+var errNoAnswer = errors.New("the interpreter did not answer")
+
 // probePython runs one interpreter, isolated from the environment, and asks for its version and paths.
 func probePython(ctx context.Context, executable string) (*Interpreter, error) {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
@@ -169,10 +173,10 @@ func probePython(ctx context.Context, executable string) (*Interpreter, error) {
 	out, err := cmd.Output()
 	if err != nil {
 		var exit *exec.ExitError
-		if errors.As(err, &exit) {
+		if errors.As(err, &exit) && exit.Exited() {
 			return nil, errors.New(lastLine(string(exit.Stderr), err.Error()))
 		}
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", errNoAnswer, err)
 	}
 	python := &Interpreter{}
 	if err := json.Unmarshal(out, python); err != nil {

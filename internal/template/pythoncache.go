@@ -52,6 +52,9 @@ func (c *pythonCache) inspect(ctx context.Context, executable string, probing fu
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
+		if errors.Is(err, errNoAnswer) {
+			return nil, err
+		}
 		known = probed{Watch: watchFor(executable, python), Python: python}
 		if err != nil {
 			known.Python, known.Error = nil, err.Error()

@@ -337,9 +337,13 @@ func (s *Server) EndProcesses() {
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second) // also after the test's own has ended
 	defer cancel()
 	_ = exec.CommandContext(ctx, binary.path, "maker", "stop", "--data-dir", s.Dir).Run() // there may be none any more
-	for deadline := time.Now().Add(20 * time.Second); s.MakerPID() != 0; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		pid := s.MakerPID() // once: 0 would be the test's own process group
+		if pid <= 1 {
+			return
+		}
 		if time.Now().After(deadline) {
-			_ = syscall.Kill(s.MakerPID(), syscall.SIGKILL)
+			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}
 }

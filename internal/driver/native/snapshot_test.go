@@ -132,7 +132,7 @@ func TestSnapshotNamesAndTenants(t *testing.T) {
 	if _, err := m.driver.Snapshot(t.Context(), sandbox.SnapshotRequest{ID: "nobody", Tenant: tenant, Name: "y"}); !fault.Is(err, fault.NotFound) {
 		t.Errorf("a sandbox that is not there: %v", err)
 	}
-	if err := m.driver.Prepare(t.Context(), "other", made); !fault.Is(err, fault.Denied) {
+	if err := m.driver.Prepare(t.Context(), "other", made); !fault.Is(err, fault.Unavailable) {
 		t.Errorf("another tenant's template: %v", err)
 	}
 	for _, c := range []struct {
