@@ -44,7 +44,7 @@ func openKubernetes(ctx context.Context, cfg config.Config, documents documents,
 		Kubeconfig: k.Kubeconfig, Namespace: k.Namespace, Image: k.Image, PullPolicy: k.PullPolicy, Owner: me, Templates: kinds, Images: images,
 		PullKinds:    len(k.Images.Allow) > 0,
 		StartTimeout: cfg.Sandbox.StartTimeout, RuntimeClass: k.RuntimeClass, Nameservers: k.Nameservers, Policies: k.Policies, Servers: k.Servers, ServerNamespace: k.ServerSpace, ServerRanges: ranges, Log: log,
-		Private: slices.Concat(slices.Collect(maps.Values(private))...),
+		Rules: policy.Rules{Private: private},
 	})
 	if err != nil {
 		return parts{}, err

@@ -63,7 +63,7 @@ func (d *Driver) changeNetwork(ctx context.Context, l *living, n policy.Network)
 	if pod == nil {
 		return missing(l.id)
 	}
-	return d.ownPolicy(ctx, pod, l.id, n)
+	return d.ownPolicy(ctx, pod, l.id, pod.Annotations[annotationTenant], n)
 }
 
 // resize gives a Pod other limits while it runs, where the cluster can do that.

@@ -43,9 +43,11 @@ func PullTrouble(image, message string) string { return pullTrouble(image, messa
 // EndOf says how a Pod ended.
 func EndOf(pod *corev1.Pod) sandbox.Ended { return endOf(pod) }
 
-// Egress is what a policy becomes, one range in a word: 0.0.0.0/0-10.0.0.0/8.
-func Egress(n policy.Network, private ...netip.Prefix) (list []string) {
-	for _, rule := range egress(n, private) {
+// Egress is what a policy of a tenant becomes, one range in a word: 0.0.0.0/0-10.0.0.0/8. The
+// private networks are open for the tenant acme.
+func Egress(tenant string, n policy.Network, private ...netip.Prefix) (list []string) {
+	rules := policy.Rules{Private: map[string][]netip.Prefix{"acme": private}}
+	for _, rule := range egress(n, tenant, rules) {
 		for _, to := range rule.To {
 			list = append(list, strings.Join(append([]string{to.IPBlock.CIDR}, to.IPBlock.Except...), "-"))
 		}

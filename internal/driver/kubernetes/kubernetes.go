@@ -21,6 +21,7 @@ import (
 
 	"github.com/covehq/cove/internal/driver/kubernetes/podapi"
 	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
 )
@@ -40,7 +41,7 @@ type Config struct {
 	StartTimeout time.Duration // how long a start may take; zero: a minute
 	// Policies: NetworkPolicies are made and relied on. Without, sandboxes reach whatever the cluster lets them reach.
 	Policies bool
-	Private  []netip.Prefix // private networks that lists of some tenant may name
+	Rules    policy.Rules // the operator's, for networks of sandboxes
 	// Servers selects the Pods that may connect to sandboxes; ServerRanges are addresses that may, for servers outside the cluster.
 	Servers         map[string]string
 	ServerNamespace string // of those Pods; empty: any

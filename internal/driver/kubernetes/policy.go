@@ -86,13 +86,13 @@ func (d *Driver) policyInternet() *networkingv1.NetworkPolicy {
 		Spec: networkingv1.NetworkPolicySpec{
 			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{labelNetwork: networkInternet}},
 			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeEgress},
-			Egress:      egress(policy.Network{Mode: policy.Internet}, nil),
+			Egress:      egress(policy.Network{Mode: policy.Internet}, "", policy.Rules{}),
 		},
 	}
 }
 
 // ownPolicy is for a sandbox whose rules are its own. It goes with the Pod.
-func (d *Driver) ownPolicy(ctx context.Context, pod *corev1.Pod, id string, n policy.Network) error {
+func (d *Driver) ownPolicy(ctx context.Context, pod *corev1.Pod, id, tenant string, n policy.Network) error {
 	err := d.putPolicy(ctx, &networkingv1.NetworkPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: pod.Name, OwnerReferences: []metav1.OwnerReference{
 			{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
@@ -100,7 +100,7 @@ func (d *Driver) ownPolicy(ctx context.Context, pod *corev1.Pod, id string, n po
 		Spec: networkingv1.NetworkPolicySpec{
 			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{labelSandbox: id, labelNetwork: networkOwn}},
 			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeEgress},
-			Egress:      egress(n, d.cfg.Private),
+			Egress:      egress(n, tenant, d.cfg.Rules),
 		},
 	})
 	if err != nil {
@@ -110,10 +110,9 @@ func (d *Driver) ownPolicy(ctx context.Context, pod *corev1.Pod, id string, n po
 }
 
 // egress is what may leave, as ranges with exceptions. No range has IPv6 or a metadata service, and private addresses only
-// where a list names them and the operator has opened them.
-func egress(n policy.Network, private []netip.Prefix) []networkingv1.NetworkPolicyEgressRule {
+// where a list names them and the operator has opened them for the tenant.
+func egress(n policy.Network, tenant string, rules policy.Rules) []networkingv1.NetworkPolicyEgressRule {
 	var to []networkingv1.NetworkPolicyPeer
-	rules := policy.Rules{Private: map[string][]netip.Prefix{policy.EveryTenant: private}}
 	add := func(p netip.Prefix, without ...[]netip.Prefix) {
 		block := &networkingv1.IPBlock{CIDR: p.Masked().String()}
 		for _, list := range without {
@@ -136,7 +135,7 @@ func egress(n policy.Network, private []netip.Prefix) []networkingv1.NetworkPoli
 		}
 	case policy.List:
 		for _, p := range n.Allow {
-			if rules.Opens(p, "") {
+			if rules.Opens(p, tenant) {
 				add(p, policy.Metadata, n.Deny)
 				continue
 			}

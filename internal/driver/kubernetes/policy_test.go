@@ -18,7 +18,7 @@ func prefixes(texts ...string) (list []netip.Prefix) {
 }
 
 func TestAPolicyBecomesRanges(t *testing.T) {
-	internet := kubernetes.Egress(policy.Network{Mode: policy.Internet})[0]
+	internet := kubernetes.Egress("acme", policy.Network{Mode: policy.Internet})[0]
 	for _, private := range []string{"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "127.0.0.0/8", "100.64.0.0/10", "168.63.129.16/32"} {
 		if !strings.Contains(internet, "-"+private) {
 			t.Errorf("the internet has %s", private)
@@ -44,10 +44,17 @@ func TestAPolicyBecomesRanges(t *testing.T) {
 		"an address that is not masked":        {policy.Network{Mode: policy.List, Allow: prefixes("203.0.113.9/24")}, []string{"203.0.113.0/24"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := kubernetes.Egress(c.n, prefixes("10.0.0.0/8", "169.254.0.0/16")...); !slices.Equal(got, c.want) {
+			if got := kubernetes.Egress("acme", c.n, prefixes("10.0.0.0/8", "169.254.0.0/16")...); !slices.Equal(got, c.want) {
 				t.Errorf("%v, not %v", got, c.want)
 			}
 		})
+	}
+}
+
+func TestEgress_PrivateOfAnotherTenant(t *testing.T) {
+	n := policy.Network{Mode: policy.List, Allow: prefixes("203.0.113.0/24", "10.1.2.3/32")}
+	if got, want := kubernetes.Egress("other", n, prefixes("10.0.0.0/8")...), []string{"203.0.113.0/24"}; !slices.Equal(got, want) {
+		t.Errorf("%v, not %v", got, want)
 	}
 }
 

@@ -97,7 +97,7 @@ func (d *Driver) settle(ctx context.Context, l *living, k *kind, req sandbox.Sta
 		}
 	}()
 	if networkLabel(req.Network) == networkOwn {
-		if err := d.ownPolicy(ctx, pod, req.ID, req.Network); err != nil {
+		if err := d.ownPolicy(ctx, pod, req.ID, req.Tenant, req.Network); err != nil {
 			return err
 		}
 	}
