@@ -140,18 +140,19 @@ func (s spare) close() {
 
 // disk is the own layer of one sandbox.
 type disk struct {
-	disks   *disks
-	image   *os.File // without a name
-	root    *os.File // its topmost directory, by which the file system as a whole is asked and told
-	size    int64
-	journal bool
-	work    int  // which of its two work directories is in use
-	trees   int  // that it is for
-	marked  bool // the other one is still marked by who used it before
-	device  string
-	empty   int64         // bytes that the file system uses for itself
-	below   []*frozenDisk // layers between it and the template's, uppermost first; held
-	failed  atomic.Bool   // the host could not write it
+	disks    *disks
+	image    *os.File // without a name
+	root     *os.File // its topmost directory, by which the file system as a whole is asked and told
+	size     int64
+	journal  bool
+	work     int  // which of its two work directories is in use
+	trees    int  // that it is for
+	marked   bool // the other one is still marked by who used it before
+	device   string
+	empty    int64         // bytes that the file system uses for itself
+	below    []*frozenDisk // layers between it and the template's, uppermost first; held
+	failed   atomic.Bool   // the host could not write it
+	question syncQuestion  // whether it has failed
 
 	calm    *time.Timer // calls settle
 	copying sync.Mutex  // a file system freezes once at a time, and is not let go of meanwhile

@@ -18,6 +18,9 @@ const (
 	blindEvery  = time.Minute
 )
 
+// syncPatience is how long one disk may take to answer. Another disk is asked after it.
+const syncPatience = 10 * time.Second
+
 // suspectDisks has the disks asked, soon.
 func (m *Maker) suspectDisks() {
 	select {
@@ -64,10 +67,13 @@ func (m *Maker) checkDisks() {
 	m.mu.Unlock()
 	bad := map[*volume]bool{} // an error is told once
 	for _, u := range uses {
-		failed := u.l.shell.disk != nil && u.l.shell.disk.hasFailed()
+		failed := false
+		if k := u.l.shell.disk; k != nil {
+			failed = m.ask(&k.question, k.hasFailed)
+		}
 		for _, v := range u.volumes {
 			if _, asked := bad[v]; !asked {
-				bad[v] = v.hasFailed()
+				bad[v] = m.ask(&v.question, v.hasFailed)
 			}
 			failed = failed || bad[v]
 		}
@@ -75,6 +81,47 @@ func (m *Maker) checkDisks() {
 			m.endFailed(u.l)
 		}
 	}
+}
+
+// syncQuestion is what one file system was asked and has not answered yet. Only watchDisks uses it.
+type syncQuestion struct {
+	answer chan bool // nil: no question is open
+}
+
+// ask tells whether writes to a file system failed. It waits for the answer for syncPatience at
+// most, since syncfs cannot be cut short.
+//
+// A file system that is late is not asked again before it has answered. If that answer is a failure,
+// the disks are asked once more and the failure is told then.
+func (m *Maker) ask(q *syncQuestion, hasFailed func() bool) bool {
+	if q.answer != nil {
+		select {
+		case failed := <-q.answer:
+			q.answer = nil
+			return failed
+		default:
+			return false
+		}
+	}
+	answer := make(chan bool, 1)
+	q.answer = answer
+	go func() { // ends when the kernel answers; a maker that ends does not wait for it
+		failed := hasFailed()
+		answer <- failed
+		if failed {
+			m.suspectDisks()
+		}
+	}()
+	late := time.NewTimer(syncPatience)
+	defer late.Stop()
+	select {
+	case failed := <-answer:
+		q.answer = nil
+		return failed
+	case <-late.C:
+	case <-m.closed:
+	}
+	return false
 }
 
 // endFailed ends a sandbox with a damaged disk.

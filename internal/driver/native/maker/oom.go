@@ -84,6 +84,9 @@ func (o *oomLog) follow() {
 		if err != nil {
 			if errors.Is(err, unix.EPIPE) { // records were overwritten before we read them
 				o.recount()
+				if o.failed != nil { // the error of a disk may have been among them
+					o.failed()
+				}
 				continue
 			}
 			return

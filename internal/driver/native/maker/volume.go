@@ -39,11 +39,12 @@ type volume struct {
 	path string
 	refs int // guarded by all.mu; the last one forgets it
 
-	users  atomic.Int32  // shells that have it; changed by who has the turn, read by everybody
-	turn   chan struct{} // full while somebody has it: what follows is theirs
-	device string
-	mount  *os.File // keeps the device
-	root   atomic.Pointer[os.File]
+	users    atomic.Int32  // shells that have it; changed by who has the turn, read by everybody
+	turn     chan struct{} // full while somebody has it: what follows is theirs
+	device   string
+	mount    *os.File // keeps the device
+	root     atomic.Pointer[os.File]
+	question syncQuestion // whether it has failed
 }
 
 const (
