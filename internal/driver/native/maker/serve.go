@@ -328,8 +328,10 @@ func (m *Maker) answer(ctx context.Context, r wire.Request) (response wire.Respo
 // callerLeft is why a sandbox ends whose caller did not wait for it.
 const callerLeft = "its caller left while it was starting"
 
-// logFailure writes a line about a request that this host could not serve. Of those that the caller could have known to
-// fail, and of a start for which the server has to prepare the template again, there is none.
+// logFailure logs requests that failed because of this host, not because of the caller.
+//
+// A full disk and used-up capacity are answers that a tenant can get as often as it asks: a line for
+// each would fill the disk with the log.
 func (m *Maker) logFailure(r wire.Request, err error) {
 	switch r.Op {
 	case wire.OpPrepare, wire.OpStart, wire.OpFork, wire.OpKernel, wire.OpPause, wire.OpResume, wire.OpSnapshot:
@@ -337,7 +339,7 @@ func (m *Maker) logFailure(r wire.Request, err error) {
 		return
 	}
 	switch fault.KindOf(err) {
-	case fault.Internal, fault.Unavailable, fault.Exhausted, fault.DiskFull, fault.Timeout:
+	case fault.Internal, fault.Unavailable, fault.Timeout:
 	default:
 		return
 	}
