@@ -12,6 +12,8 @@ import (
 type ballast struct {
 	dir  string
 	log  *slog.Logger
+	rest time.Time // after a failure it is not made before then
+	told bool      // the failure is in the log
 	stop chan struct{}
 	done chan struct{}
 }
@@ -21,6 +23,7 @@ const (
 	ballastBytes = 16 << 20
 	ballastLow   = ballastBytes / 4 // free bytes below which it is removed
 	ballastEvery = time.Second
+	ballastRest  = time.Minute // after a failure, which on some file systems is the only answer
 )
 
 // keepBallast looks after the file until close. Without space for it at the start the server starts
@@ -63,13 +66,18 @@ func (b *ballast) adjust() {
 		if os.Remove(path) == nil {
 			b.log.Warn("the disk is full: the server uses the space that it keeps for its database", "file", path, "bytes", ballastBytes)
 		}
-	case free > 4*ballastBytes:
+	case free > 4*ballastBytes && time.Now().After(b.rest):
 		if info, err := os.Lstat(path); err == nil && info.Size() == ballastBytes {
 			return
 		}
-		if err := takeSpace(path, ballastBytes); err != nil {
+		err := takeSpace(path, ballastBytes)
+		if err != nil {
 			_ = os.Remove(path) // half of it would never be completed
-			b.log.Warn("no space is kept for the database", "file", path, "error", err)
+			b.rest = time.Now().Add(ballastRest)
+			if !b.told {
+				b.log.Warn("no space is kept for the database", "file", path, "error", err)
+			}
 		}
+		b.told = err != nil
 	}
 }
