@@ -61,6 +61,8 @@ const (
 // A read is not enough: a database whose log cannot be written answers reads and hangs at every
 // commit.
 func (s *Store) askUntilAnswered() {
+	s.asking.Lock()
+	defer s.asking.Unlock()
 	if s.life.Err() != nil || !s.suspect.CompareAndSwap(false, true) {
 		return
 	}

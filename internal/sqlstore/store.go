@@ -27,6 +27,7 @@ type Store struct {
 	life    context.Context //nolint:containedctx // of what runs beside the callers, until Close
 	quit    context.CancelFunc
 	suspect atomic.Bool // a call timed out and the database has taken no change since
+	asking  sync.Mutex  // held while work begins or the store closes
 	work    sync.WaitGroup
 }
 
@@ -46,7 +47,9 @@ type tongue struct {
 
 // Close lets go of the database.
 func (s *Store) Close() error {
+	s.asking.Lock()
 	s.quit()
+	s.asking.Unlock()
 	s.work.Wait()
 	errs := []error{s.stmts.close(), s.claim.close()}
 	if s.r != nil {
