@@ -46,5 +46,5 @@ func TestTerminals_AreBounded(t *testing.T) {
 			}
 		}
 	}
-	expect(t, err, client.Exhausted, "as many terminals as it may have, 256")
+	expect(t, err, client.Exhausted, "as many terminals as it may have")
 }

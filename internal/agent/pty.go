@@ -9,14 +9,11 @@ import (
 	"github.com/covehq/cove/internal/fault"
 )
 
-// maxTerminals is the bound of the sandbox's /dev/pts, which its maker sets.
-const maxTerminals = 256
-
 // openPTY makes a terminal: the side we read and write, and the side that becomes a process's terminal.
 func openPTY(size agentapi.PTYSize, u user) (master *os.File, slave int, err error) {
 	fd, err := syscall.Open("/dev/ptmx", syscall.O_RDWR|syscall.O_NOCTTY|syscall.O_CLOEXEC|syscall.O_NONBLOCK, 0)
 	if err == syscall.ENOSPC { // of names in /dev/pts, which is no disk
-		return nil, -1, fault.Wrap(fault.Exhausted, err, "the sandbox has as many terminals as it may have, %d; close one first", maxTerminals)
+		return nil, -1, fault.Wrap(fault.Exhausted, err, "the sandbox has as many terminals as it may have; close one first")
 	}
 	if err != nil {
 		return nil, -1, explain(err, "terminal")
