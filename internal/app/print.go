@@ -92,6 +92,9 @@ func (s *Server) printE2B(out io.Writer, key string) {
 		return
 	}
 	fmt.Fprintf(out, "Or by host name, over TLS; *.%s must lead to this machine:\n\n", s.cfg.TLS.Domain)
+	if missing := namesLead(s.cfg.TLS.Domain, lookup); missing != "" {
+		fmt.Fprintf(out, "  NOTE: %s\n\n", missing)
+	}
 	if s.CAFile == "" {
 		fmt.Fprintf(out, "  export E2B_DOMAIN=%s E2B_API_KEY=%s\n\n", s.Domain, key)
 		return
