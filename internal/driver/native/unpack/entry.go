@@ -320,7 +320,8 @@ func (u *unpacker) fifo(h *tar.Header, dir, base string) error {
 	return u.dressByName(h, parent, base)
 }
 
-// device leaves out what old base images have in /dev, and refuses what nobody needs elsewhere.
+// device leaves out the devices that old base images have below /dev, where each sandbox gets its
+// own, and refuses those elsewhere.
 func (u *unpacker) device(h *tar.Header, at string) error {
 	if strings.HasPrefix(at, "dev/") {
 		u.result.Skipped++
