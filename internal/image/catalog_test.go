@@ -428,3 +428,37 @@ func TestFilesCount(t *testing.T) {
 		})
 	}
 }
+
+// TestFilesCount_WhileUnpacked holds layers in the driver: what they may have is not given away twice.
+func TestFilesCount_WhileUnpacked(t *testing.T) {
+	p := newPlace(t)
+	const held = 3
+	names := make([]string, held+1)
+	for i := range names {
+		names[i] = p.push(t, fmt.Sprintf("held:%d", i), newImage(t, 1, 2000+i))
+	}
+	w := open(t, func(c *image.Config) { c.MaxTenantBytes, c.MaxFiles, c.MaxTenantFiles = 1<<40, 1000, 2500 })
+	reached, release := make(chan int, held), make(chan struct{})
+	w.driver.onUnpack = func(_ context.Context, r sandbox.LayerRequest) error {
+		reached <- r.MaxFiles
+		<-release
+		return nil
+	}
+	ended := make(chan error, held)
+	granted := 0
+	for _, name := range names[:held] {
+		go func() { _, err := w.pull(acme, name); ended <- err }()
+		granted += <-reached
+	}
+	if granted != 2500 {
+		t.Errorf("layers in the driver may have %d files together, want the tenant's 2500", granted)
+	}
+	_, err := w.pull(acme, names[held])
+	wantKind(t, err, fault.Exhausted, "no room for the files")
+	close(release)
+	for range held {
+		must(t, <-ended)
+	}
+	_, err = w.pull(acme, names[held])
+	must(t, err)
+}

@@ -142,13 +142,19 @@ func (s *Service) unpack(ctx context.Context, tenant, what string, l layer, blob
 	if s.cfg.MaxTenantBytes > 0 { // no more than was reserved: files with holes can have more than their archive
 		most = min(most, plain)
 	}
-	settle, err := s.reserve(ctx, tenant, what, l.diff, most)
+	files, settle, err := s.reserve(ctx, tenant, what, l.diff, most, mostFiles(plain, s.cfg.MaxFiles))
 	if err != nil {
 		return sandbox.Layer{}, err
 	}
-	got, err := s.imager.Unpack(ctx, sandbox.LayerRequest{DiffID: l.diff, MaxBytes: most, MaxFiles: s.cfg.MaxFiles, For: sandbox.ImageRequest{Tenant: tenant, Name: l.of}.Claim()}, blob)
+	got, err := s.imager.Unpack(ctx, sandbox.LayerRequest{DiffID: l.diff, MaxBytes: most, MaxFiles: files, For: sandbox.ImageRequest{Tenant: tenant, Name: l.of}.Claim()}, blob)
 	settle(err == nil)
 	return got, err
+}
+
+// mostFiles is how many files an archive of a length can have. Each has a header of 512 bytes; the
+// directories on the way to it need not have one.
+func mostFiles(archive int64, limit int) int {
+	return int(min(int64(limit), archive/256+1000))
 }
 
 // layerFailure names the image that a driver's failure is about.

@@ -15,9 +15,15 @@ import (
 // arrival is a layer that was unpacked for a tenant since layers were last removed. Whatever became of its image, refused, failed or
 // removed again, the layer has its place on the disk until then.
 type arrival struct {
-	going bool  // it is being unpacked
-	bytes int64 // that it may have then
+	going bool // it is being unpacked
+	room  room // that it may take then
 	since time.Time
+}
+
+// room is what files take: of the host's disk, and of its inodes.
+type room struct {
+	bytes int64
+	files int
 }
 
 // claimsFor is how long a driver may keep a layer for an image that does not come.
@@ -26,25 +32,33 @@ const claimsFor = 20 * time.Minute
 // admit refuses an image that would give its tenant more than the operator allows. What is not unpacked yet counts as what it is
 // to download, which is mostly less: each layer is looked at once more before it is unpacked, and the image when all of it is there.
 func (s *Service) admit(ctx context.Context, tenant, what string, b blueprint) error {
-	coming := map[string]int64{}
+	coming := map[string]room{}
 	for i, diff := range b.diffs {
-		coming[diff] = b.layers[i].Size
+		coming[diff] = room{bytes: b.layers[i].Size}
 	}
-	return s.within(ctx, tenant, what, coming)
+	_, err := s.within(ctx, tenant, what, coming)
+	return err
 }
 
-// reserve takes a tenant's room for a layer before it is unpacked, so that no two take the same; settle says what it has become.
-func (s *Service) reserve(ctx context.Context, tenant, what, diff string, bytes int64) (settle func(kept bool), err error) {
+// reserve takes a tenant's room for a layer before it is unpacked, so that no two layers take the
+// same room. It grants as many of the files as there is room for. settle says what became of the
+// layer.
+func (s *Service) reserve(ctx context.Context, tenant, what, diff string, bytes int64, files int) (granted int, settle func(kept bool), err error) {
 	if s.cfg.MaxTenantBytes == 0 {
-		return func(bool) {}, nil
+		return files, func(bool) {}, nil
 	}
 	free, err := s.lock(ctx, "room of "+tenant)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	defer free()
-	if err := s.within(ctx, tenant, what, map[string]int64{diff: bytes}); err != nil {
-		return nil, err
+	left, err := s.within(ctx, tenant, what, map[string]room{diff: {bytes: bytes}})
+	if err != nil {
+		return 0, nil, err
+	}
+	granted = min(files, left.files, int(left.bytes/fileBytes))
+	if granted <= 0 {
+		return 0, nil, fault.New(fault.Exhausted, "your images and those that are being unpacked leave no room for the files of %s; remove some, and then prune (cove image remove, cove image prune)", what)
 	}
 	put := func(a arrival) {
 		s.mu.Lock()
@@ -54,8 +68,8 @@ func (s *Service) reserve(ctx context.Context, tenant, what, diff string, bytes 
 		}
 		s.arrivals[tenant][diff] = a
 	}
-	put(arrival{bytes: bytes, going: true})
-	return func(kept bool) {
+	put(arrival{room: room{bytes + int64(granted)*fileBytes, granted}, going: true})
+	return granted, func(kept bool) {
 		if kept {
 			put(arrival{since: time.Now()})
 			return
@@ -66,20 +80,21 @@ func (s *Service) reserve(ctx context.Context, tenant, what, diff string, bytes 
 	}, nil
 }
 
-// within refuses layers that a tenant has no room for beside what it has.
-func (s *Service) within(ctx context.Context, tenant, what string, coming map[string]int64) error {
+// within refuses layers that a tenant has no room for beside what it has and what is being unpacked
+// for it, and tells the room that is left.
+func (s *Service) within(ctx context.Context, tenant, what string, coming map[string]room) (left room, err error) {
 	if s.cfg.MaxTenantBytes == 0 || s.imager == nil {
-		return nil
+		return room{}, nil
 	}
 	files := 0
 	layers, bytes, err := s.holds(ctx, tenant)
 	if err != nil {
-		return err
+		return room{}, err
 	}
 	s.mu.Lock()
 	for diff, a := range s.arrivals[tenant] {
 		if layers[diff] = true; a.going {
-			coming[diff] = max(coming[diff], a.bytes)
+			coming[diff] = room{max(coming[diff].bytes, a.room.bytes), max(coming[diff].files, a.room.files)}
 		}
 	}
 	s.mu.Unlock()
@@ -89,7 +104,7 @@ func (s *Service) within(ctx context.Context, tenant, what string, coming map[st
 	for few := range slices.Chunk(slices.Sorted(maps.Keys(layers)), template.MaxImageLayers) { // the driver answers for no more at once
 		there, err := s.imager.Layers(ctx, few)
 		if err != nil {
-			return err
+			return room{}, err
 		}
 		for _, l := range there {
 			bytes += onDisk(l)
@@ -97,20 +112,21 @@ func (s *Service) within(ctx context.Context, tenant, what string, coming map[st
 			delete(coming, l.DiffID)
 		}
 	}
-	for _, size := range coming {
-		bytes += size
+	for _, r := range coming {
+		bytes += r.bytes
+		files += r.files
 	}
 	if files > s.cfg.MaxTenantFiles {
 		s.unswept.Store(true)
-		return fault.New(fault.Exhausted, "with %s your images have %d files, and this server allows %d; remove some, and then prune (cove image remove, cove image prune)",
+		return room{}, fault.New(fault.Exhausted, "with %s your images have %d files, and this server allows %d; remove some, and then prune (cove image remove, cove image prune)",
 			what, files, s.cfg.MaxTenantFiles)
 	}
 	if bytes > s.cfg.MaxTenantBytes {
-		s.unswept.Store(true) // what came of it, and of others, goes when nobody can want it any more
-		return fault.New(fault.Exhausted, "with %s your images have %d MiB, and this server allows %d; remove some, and then prune (cove image remove, cove image prune)",
+		s.unswept.Store(true) // the next sweep removes layers that no image needs
+		return room{}, fault.New(fault.Exhausted, "with %s your images have %d MiB, and this server allows %d; remove some, and then prune (cove image remove, cove image prune)",
 			what, bytes>>20, s.cfg.MaxTenantBytes>>20)
 	}
-	return nil
+	return room{s.cfg.MaxTenantBytes - bytes, s.cfg.MaxTenantFiles - files}, nil
 }
 
 // fileBytes is what a file takes of the host's disk besides its content: an empty one is not free.
