@@ -19,7 +19,12 @@ func (s *Service) PartFile(tenant string, d v1.Hash) string { return s.partFile(
 
 func (s *Service) Sweep(now time.Time) { s.sweep(now) }
 
-func CheckAddress(a netip.Addr, loopback bool) error { return checkAddress(a, loopback) }
+func CheckAddress(a netip.Addr, loopback bool) error {
+	if loopback {
+		return checkAddress(a, reachLoopback)
+	}
+	return checkAddress(a, reachAway)
+}
 
 func Matches(pattern, text string) bool { return matches(pattern, text) }
 

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -46,9 +47,17 @@ type network struct {
 	insecure map[string]bool // hosts of the operator's that need no TLS
 	named    map[string]bool // hosts of the operator's: mirrors and insecure registries
 	proxies  map[string]bool // host:port, which the operator has put into the environment
-	home     transports      // to registries that may be this host's own
-	away     transports      // to everywhere else; a connection of the others is never used here
+	ways     [3]transports   // by reach; each has connections of its own
 }
+
+// reach is how near to this host a registry may be.
+type reach int
+
+const (
+	reachAway     reach = iota // not this host
+	reachHost                  // an address of this host's, but not loopback
+	reachLoopback              // this host's loopback, too
+)
 
 // transports are the ways to a registry, by whether the operator calls it insecure.
 type transports struct {
@@ -84,16 +93,14 @@ func newNetwork(cfg Config) (*network, error) {
 			}
 		}
 	}
-	n.home, n.away = n.transports(true), n.transports(false)
+	for r := range n.ways {
+		n.ways[r] = transports{n.transport(reach(r), nil), n.transport(reach(r), &tls.Config{InsecureSkipVerify: true})}
+	}
 	return n, nil
 }
 
-func (n *network) transports(loopback bool) transports {
-	return transports{n.transport(loopback, nil), n.transport(loopback, &tls.Config{InsecureSkipVerify: true})}
-}
-
-func (n *network) transport(loopback bool, config *tls.Config) *http.Transport {
-	dial := func(ctx context.Context, kind, to string) (net.Conn, error) { return n.dial(ctx, kind, to, loopback) }
+func (n *network) transport(r reach, config *tls.Config) *http.Transport {
+	dial := func(ctx context.Context, kind, to string) (net.Conn, error) { return n.dial(ctx, kind, to, r) }
 	return &http.Transport{
 		Proxy: http.ProxyFromEnvironment, DialContext: dial, TLSClientConfig: config, ForceAttemptHTTP2: true, DisableCompression: true,
 		MaxIdleConns: 32, MaxIdleConnsPerHost: 8, IdleConnTimeout: 30 * time.Second,
@@ -102,7 +109,7 @@ func (n *network) transport(loopback bool, config *tls.Config) *http.Transport {
 }
 
 func (n *network) close() {
-	for _, t := range []transports{n.home, n.away} {
+	for _, t := range n.ways {
 		t.secure.CloseIdleConnections()
 		t.lax.CloseIdleConnections()
 	}
@@ -110,22 +117,24 @@ func (n *network) close() {
 
 // dial looks at an address after its name was resolved, at the moment in which it is used: a name that was harmless a
 // moment ago may be another host's now.
-func (n *network) dial(ctx context.Context, kind, to string, loopback bool) (net.Conn, error) {
-	loopback = loopback || n.proxies[to]
+func (n *network) dial(ctx context.Context, kind, to string, r reach) (net.Conn, error) {
+	if n.proxies[to] {
+		r = reachLoopback
+	}
 	d := net.Dialer{Timeout: 15 * time.Second, KeepAlive: 30 * time.Second, ControlContext: func(_ context.Context, _, address string, _ syscall.RawConn) error {
 		at, err := netip.ParseAddrPort(address)
 		if err != nil {
 			return err
 		}
-		return checkAddress(at.Addr(), loopback)
+		return checkAddress(at.Addr(), r)
 	}}
 	return d.DialContext(ctx, kind, to)
 }
 
 // checkAddress refuses addresses that no registry has: this host's own, unless it was named as such, and metadata services.
-func checkAddress(a netip.Addr, loopback bool) error {
+func checkAddress(a netip.Addr, r reach) error {
 	for _, a := range meant(a.Unmap().WithZone("")) {
-		if err := checkMeant(a, loopback); err != nil {
+		if err := checkMeant(a, r); err != nil {
 			return err
 		}
 	}
@@ -154,9 +163,9 @@ func meant(a netip.Addr) []netip.Addr {
 	return []netip.Addr{a}
 }
 
-func checkMeant(a netip.Addr, loopback bool) error {
+func checkMeant(a netip.Addr, r reach) error {
 	switch {
-	case a.IsUnspecified(), a.IsLinkLocalUnicast(), a.IsMulticast(), a.IsLoopback() && !loopback:
+	case a.IsUnspecified(), a.IsLinkLocalUnicast(), a.IsMulticast(), a.IsLoopback() && r < reachLoopback, r < reachHost && isOwn(a):
 		return fmt.Errorf("%s: %w", a, errAddress)
 	}
 	for _, m := range metadata {
@@ -165,6 +174,16 @@ func checkMeant(a netip.Addr, loopback bool) error {
 		}
 	}
 	return nil
+}
+
+// isOwn reports whether an address is one of this host's interfaces. They are asked each time, since
+// addresses come and go. If they cannot be read, every address counts as the host's.
+func isOwn(a netip.Addr) bool {
+	own, err := net.InterfaceAddrs()
+	return err != nil || slices.ContainsFunc(own, func(o net.Addr) bool {
+		p, err := netip.ParsePrefix(o.String())
+		return err == nil && p.Addr().Unmap().WithZone("") == a
+	})
 }
 
 // isNamed reports whether the operator has named a host in the config, with its port or without.
@@ -216,35 +235,36 @@ type door struct {
 	registry string // its host, as it was named
 }
 
-// mayLoopback reports whether a host may be this one. A registry out there does not send us to ourselves, neither to get a layer
-// nor to get a token.
-func (d door) mayLoopback(host string) bool {
-	if d.operator && isLoopbackName(hostname(d.registry)) && isLoopbackName(hostname(host)) {
-		return true
+// reachOf tells how near a host may be. A registry elsewhere does not send the server to itself,
+// neither to get a layer nor to get a token.
+func (d door) reachOf(host string) reach {
+	switch {
+	case d.operator && isLoopbackName(hostname(d.registry)) && isLoopbackName(hostname(host)),
+		host == d.registry && d.isNamed(host):
+		return reachLoopback
+	case d.operator && host == d.registry:
+		return reachHost
 	}
-	return host == d.registry && d.isNamed(host)
+	return reachAway
 }
 
 // RoundTrip sees every request, those after a redirect and those for tokens too.
 func (d door) RoundTrip(req *http.Request) (*http.Response, error) {
 	host := req.URL.Host
-	loopback := d.mayLoopback(host)
-	if isLoopbackName(req.URL.Hostname()) && !loopback {
+	r := d.reachOf(host)
+	if isLoopbackName(req.URL.Hostname()) && r < reachLoopback {
 		return nil, fmt.Errorf("%s: %w", req.URL.Hostname(), errAddress)
 	}
 	// A proxy resolves names itself; what is an address already is looked at here too.
 	if a, err := netip.ParseAddr(req.URL.Hostname()); err == nil {
-		if err := checkAddress(a, loopback); err != nil {
+		if err := checkAddress(a, r); err != nil {
 			return nil, err
 		}
 	}
 	if req.URL.Scheme != "https" && !d.mayPlain(host) {
 		return nil, errPlain
 	}
-	by := d.away
-	if loopback {
-		by = d.home
-	}
+	by := d.ways[r]
 	if d.isInsecure(host) {
 		return by.lax.RoundTrip(req)
 	}

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
+	"os/exec"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -32,6 +34,46 @@ func TestAddresses(t *testing.T) {
 		if err := image.CheckAddress(netip.MustParseAddr(loopback), true); err != nil {
 			t.Errorf("%s: %v", loopback, err)
 		}
+	}
+}
+
+// TestAddresses_OfThisHost serves a registry on an address of an interface, where other services of
+// the host listen too.
+func TestAddresses_OfThisHost(t *testing.T) {
+	own, err := net.InterfaceAddrs()
+	must(t, err)
+	for _, o := range own {
+		p, err := netip.ParsePrefix(o.String())
+		must(t, err)
+		a := p.Addr().Unmap()
+		if a.IsLoopback() || a.IsLinkLocalUnicast() {
+			continue
+		}
+		if err := image.CheckAddress(a, false); err == nil {
+			t.Errorf("%s is this host's and a tenant may go there", a)
+		}
+		if err := image.CheckAddress(a, true); err != nil {
+			t.Errorf("%s, which the operator has named: %v", a, err)
+		}
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("an interface is made as root only")
+	}
+	link := fmt.Sprintf("cvo%d", os.Getpid())
+	run(t, "ip", "link", "add", link, "type", "veth", "peer", "name", link+"p")
+	defer run(t, "ip", "link", "del", link)
+	run(t, "ip", "address", "add", "198.51.100.1/32", "dev", link)
+	for address, want := range map[string]bool{"198.51.100.2": true, "198.51.100.1": false, "64:ff9b::c633:6401": false} {
+		if err := image.CheckAddress(netip.MustParseAddr(address), false); (err == nil) != want {
+			t.Errorf("%s: %v", address, err)
+		}
+	}
+}
+
+func run(t *testing.T, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %v: %v %s", name, args, err, out)
 	}
 }
 
