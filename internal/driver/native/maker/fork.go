@@ -66,7 +66,7 @@ func (m *Maker) Fork(ctx context.Context, r sandbox.ForkRequest, talk *net.UnixC
 		return nil, nil, nil, fault.New(fault.Invalid, "a fork makes at least one sandbox")
 	}
 	for _, c := range r.Children {
-		if err := c.Network.Validate(); err != nil {
+		if err := cmp.Or(c.Network.Validate(), checkLimits(c.Limits)); err != nil {
 			return nil, nil, nil, err
 		}
 	}

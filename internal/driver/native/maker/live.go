@@ -29,7 +29,7 @@ func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token stri
 	if err != nil {
 		return nil, "", false, err
 	}
-	if err := r.Network.Validate(); err != nil {
+	if err := cmp.Or(r.Network.Validate(), checkLimits(r.Limits)); err != nil {
 		return nil, "", false, err
 	}
 	asked, err := newMounts(r)

@@ -58,6 +58,7 @@ type Maker struct {
 	images    layerStore      // unpacked layers of container images
 	wg        sync.WaitGroup  // goroutines that end with the maker
 	closed    chan struct{}   // closed when closing is set
+	crowd     sync.Once       // logs that connections were closed
 	suspect   chan struct{}   // full when a loop device had an error
 	life      context.Context // of work that outlives its caller; ends with the maker
 	die       context.CancelFunc
@@ -221,6 +222,9 @@ func (m *Maker) sweepGroups() error {
 
 // Prepare makes a tenant's template ready: its zygote runs and its pool fills.
 func (m *Maker) Prepare(ctx context.Context, tenant, name, digest string) error {
+	if err := checkTenantName(tenant); err != nil {
+		return err
+	}
 	t, err := m.ownTemplate(ctx, tenant, name, digest)
 	if err != nil {
 		return err
@@ -281,6 +285,17 @@ func checkTemplate(t *template.Template) error {
 }
 
 func (m *Maker) poolFor(tenant string, t *template.Template) (*pool, error) {
+	p, err := m.poolNow(tenant, t)
+	if errors.Is(err, errManyPools) { // those without a sandbox make room
+		m.putAway()
+		p, err = m.poolNow(tenant, t)
+	}
+	return p, err
+}
+
+var errManyPools = errors.New("too many pools")
+
+func (m *Maker) poolNow(tenant string, t *template.Template) (*pool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closing {
@@ -297,6 +312,9 @@ func (m *Maker) findPool(tenant string, t *template.Template) (*pool, error) {
 	key := poolKey{tenant, t.Digest}
 	if p := m.pools[key]; p != nil {
 		return p, nil
+	}
+	if most := mostPools(); len(m.pools) >= most {
+		return nil, fault.Wrap(fault.Exhausted, errManyPools, "this host keeps templates ready for %d pairs of a tenant and a template, which is as many as its memory allows; try again later", most)
 	}
 	p := newPool(m, key, t)
 	if err := m.equipPool(p); err != nil {

@@ -31,6 +31,7 @@ func (m *Maker) Serve(ctx context.Context, l *net.UnixListener) error {
 	defer stop()
 	var conns sync.WaitGroup
 	defer conns.Wait()
+	slots := make(chan struct{}, maxConnections)
 	for {
 		c, err := l.AcceptUnix()
 		if err != nil {
@@ -52,7 +53,17 @@ func (m *Maker) Serve(ctx context.Context, l *net.UnixListener) error {
 			c.Close()
 			continue
 		}
+		select {
+		case slots <- struct{}{}:
+		default:
+			m.crowd.Do(func() {
+				m.log.Warn("the server has too many connections to the maker; more are closed", "bound", maxConnections)
+			})
+			c.Close()
+			continue
+		}
 		conns.Go(func() {
+			defer func() { <-slots }()
 			unwatch := context.AfterFunc(ctx, func() { c.Close() })
 			if m.converse(ctx, c) {
 				// Who asked for the end hears of it when the process is gone and the kernel closes this. Without a
