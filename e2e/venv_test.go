@@ -19,7 +19,7 @@ import (
 // Packages of other people, installed once per machine by their lock files, and the suites that use them.
 
 // suiteLimit is how long one suite may take before something hangs.
-const suiteLimit = 8 * time.Minute
+const suiteLimit = 30 * time.Minute
 
 // testCache is the folder of what all tests on this machine share.
 func testCache() (string, error) {
