@@ -40,7 +40,70 @@ func (s *Store) writeRecord(file string, r *record) error {
 	stored, bare := *r, *r.Template
 	bare.Trees = relocate(bare.Trees, s.relative)
 	stored.Template = &bare
-	return writeJSON(file, stored)
+	if bare.Tenant == "" {
+		return writeJSON(file, stored)
+	}
+	return writeJSONFor(file, stored, s.permit)
+}
+
+// What a tenant owns may hold secrets, such as the environment of a build: the server reads it
+// and other accounts of the host do not.
+const (
+	ownedFile = 0o640
+	ownedDir  = 0o750
+	openDir   = 0o755
+)
+
+// permit lets the readers read an open record of a tenant.
+func (s *Store) permit(f *os.File) error {
+	gid, known := s.readers()
+	if !known {
+		return f.Chmod(0o644)
+	}
+	return errors.Join(f.Chown(-1, gid), f.Chmod(ownedFile))
+}
+
+// permitDir does the same for the directory of a tenant's records.
+func (s *Store) permitDir(dir string) error {
+	gid, known := s.readers()
+	if !known {
+		return nil
+	}
+	return errors.Join(os.Lchown(dir, -1, gid), os.Chmod(dir, ownedDir))
+}
+
+// permitTenants does it for every tenant: earlier versions let everyone read the records, and the
+// server may have become another user's.
+func (s *Store) permitTenants() error {
+	gid, known := s.readers()
+	if !known {
+		return nil
+	}
+	files, _ := filepath.Glob(s.built("tenants", "*", "*.json"))
+	for _, file := range files {
+		if err := errors.Join(os.Lchown(file, -1, gid), os.Chmod(file, ownedFile)); err != nil {
+			return err
+		}
+	}
+	dirs, _ := filepath.Glob(s.built("tenants", "*"))
+	for _, dir := range dirs {
+		if err := s.permitDir(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// readers is the group that reads what tenants own.
+func (s *Store) readers() (gid int, known bool) {
+	if s.options.Readers == "" {
+		return 0, false
+	}
+	info, err := os.Stat(s.options.Readers)
+	if err != nil {
+		return os.Getegid(), true // no server has started: what is written is the writer's
+	}
+	return groupOf(info), true
 }
 
 // relocate names every layer anew.

@@ -279,7 +279,10 @@ func (s *Store) layersOf(t *Template) []string {
 }
 
 func (s *Store) writeSnapshot(r *record) error {
-	if err := os.MkdirAll(s.snapshots(r.Template.Tenant), 0o755); err != nil {
+	if err := os.MkdirAll(s.snapshots(r.Template.Tenant), openDir); err != nil {
+		return err
+	}
+	if err := s.permitDir(s.snapshots(r.Template.Tenant)); err != nil {
 		return err
 	}
 	// What is there is on disk before a record names it.
@@ -343,8 +346,12 @@ func (s *Store) RemoveSnapshot(ctx context.Context, tenant, name string) (*Templ
 	return doomed.Template, nil
 }
 
-// CleanSnapshots removes images that no record names: somebody died while making or removing one.
+// CleanSnapshots removes images that no record names, which a process that died leaves, and lets
+// only the readers read the records of tenants.
 func (s *Store) CleanSnapshots(ctx context.Context) error {
+	if err := s.permitTenants(); err != nil {
+		return err
+	}
 	images, err := filepath.Glob(filepath.Join(s.layers(), snapshotPrefix+"*"+imageSuffix))
 	if err != nil || len(images) == 0 {
 		return err

@@ -3,10 +3,12 @@ package template_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -315,5 +317,50 @@ func TestAChangedImageIsNoticed(t *testing.T) {
 		if err := verify(name); !fault.Is(err, fault.Internal) {
 			t.Errorf("%s, after the lower image was changed: %v", name, err)
 		}
+	}
+}
+
+// TestRecord_TenantsAreNotForEveryone has records of tenants readable for the server's group alone,
+// those of an earlier version too.
+func TestRecord_TenantsAreNotForEveryone(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give a file to another group")
+	}
+	dir, server := t.TempDir(), t.TempDir()
+	if err := os.Chown(server, 0, 4711); err != nil {
+		t.Fatal(err)
+	}
+	modes := func() (all []string) {
+		t.Helper()
+		for _, pattern := range []string{"built/tenants/*", "built/tenants/*/*.json"} {
+			names, err := filepath.Glob(filepath.Join(dir, pattern))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range names {
+				info, err := os.Stat(name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, fmt.Sprintf("%o %d", info.Mode().Perm(), info.Sys().(*syscall.Stat_t).Gid))
+			}
+		}
+		return all
+	}
+	before := open(t, dir) // as before there were readers
+	add(t, before, template.NewSnapshot{From: lower(t, before), Tenant: "acme", Name: "one"})
+	store, err := template.Open(template.Options{Dir: dir, Readers: server})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.CleanSnapshots(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"750 4711", "640 4711"}, modes()); diff != "" {
+		t.Errorf("an earlier record: %s", diff)
+	}
+	add(t, store, template.NewSnapshot{From: lower(t, store), Tenant: "bravo", Name: "two"})
+	if diff := cmp.Diff([]string{"750 4711", "750 4711", "640 4711", "640 4711"}, modes()); diff != "" {
+		t.Errorf("a new record: %s", diff)
 	}
 }

@@ -20,6 +20,7 @@ import (
 // Options say where definitions and built templates live.
 type Options struct {
 	Dir        string       // definitions of one's own as *.toml; what is built goes to Dir/built
+	Readers    string       // a file whose group alone reads what tenants own; empty: everyone may
 	Nameserver string       // of every sandbox; default 10.213.0.1
 	Log        *slog.Logger // default: slog.Default()
 }
@@ -409,6 +410,11 @@ func (s *Store) verifyLayer(ctx context.Context, r *record, layer string) (same 
 
 // writeJSON replaces a file at once or not at all.
 func writeJSON(name string, value any) error {
+	return writeJSONFor(name, value, func(tmp *os.File) error { return tmp.Chmod(0o644) })
+}
+
+// writeJSONFor does the same. permit sets owner and mode before the file has its name.
+func writeJSONFor(name string, value any, permit func(*os.File) error) error {
 	text, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
 		return err
@@ -419,7 +425,7 @@ func writeJSON(name string, value any) error {
 	}
 	defer os.Remove(tmp.Name())
 	_, err = tmp.Write(append(text, '\n'))
-	if err := errors.Join(err, tmp.Chmod(0o644), tmp.Sync(), tmp.Close()); err != nil {
+	if err := errors.Join(err, permit(tmp), tmp.Sync(), tmp.Close()); err != nil {
 		return err
 	}
 	return os.Rename(tmp.Name(), name)

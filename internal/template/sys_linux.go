@@ -50,6 +50,7 @@ func makeWhiteout(at string) error {
 }
 
 func ownerOf(info fs.FileInfo) int { return int(info.Sys().(*syscall.Stat_t).Uid) }
+func groupOf(info fs.FileInfo) int { return int(info.Sys().(*syscall.Stat_t).Gid) }
 
 // syncDir puts everything below dir on disk, so that a rename after it never names half a layer.
 func syncDir(dir string) error {

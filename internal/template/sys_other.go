@@ -15,6 +15,7 @@ func isOpaque(string) bool             { return false }
 func lockedByOther(string) bool        { return false }
 func makeWhiteout(string) error        { return errors.ErrUnsupported }
 func ownerOf(fs.FileInfo) int          { return -1 }
+func groupOf(fs.FileInfo) int          { return -1 }
 func bytesOnDisk(string) int64         { return 0 }
 func syncDir(string) error             { return errors.ErrUnsupported }
 func (l *layer) keepHome(string) error { return errors.ErrUnsupported }

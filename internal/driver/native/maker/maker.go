@@ -131,7 +131,7 @@ func Open(cfg Config) (*Maker, error) {
 	m.die = cancel
 	undo.add(cancel)
 	var err error
-	if m.templates, err = template.Open(template.Options{Dir: cfg.Templates, Log: m.log}); err != nil {
+	if m.templates, err = template.Open(template.Options{Dir: cfg.Templates, Readers: filepath.Join(cfg.DataDir, "server"), Log: m.log}); err != nil {
 		return nil, err
 	}
 	if err := m.templates.CleanSnapshots(m.life); err != nil {
