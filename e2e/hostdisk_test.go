@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -107,8 +106,8 @@ func refusedBelowReserve(t *testing.T, s *server, running *sandbox) {
 			t.Errorf("%s: got %v of kind %q", what, err, client.KindOf(err))
 		}
 	}
-	if ready := s.readyz(t); !strings.Contains(ready, "the disk is full") {
-		t.Errorf("/readyz says %s", ready)
+	if code, said := readyz(t, s); code != http.StatusServiceUnavailable || !strings.Contains(said, "the disk is full") {
+		t.Errorf("/readyz says %d %s", code, said)
 	}
 	if out := s.doctor(t); !strings.Contains(out, "nothing new is started") {
 		t.Errorf("cove doctor says\n%s", out)
@@ -117,20 +116,6 @@ func refusedBelowReserve(t *testing.T, s *server, running *sandbox) {
 	s.create(t, client.CreateRequest{Storage: "tmpfs"}).kill() // it takes no space
 	free()
 	s.create(t, client.CreateRequest{}).kill()
-}
-
-func (s *server) readyz(t *testing.T) string {
-	t.Helper()
-	response, err := http.Get(s.url + "/readyz")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
 }
 
 // doctor is what cove doctor prints, whatever it thinks of this host.

@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"os"
@@ -178,4 +179,83 @@ func readyz(t testing.TB, s *server) (code int, body string) {
 		t.Fatal(err)
 	}
 	return resp.StatusCode, string(text)
+}
+
+// TestStart_PythonIsGone starts a server whose template was built with a Python that an upgrade of
+// the host has removed since: the server serves, and builds the template with the Python there is.
+func TestStart_PythonIsGone(t *testing.T) {
+	executable := copyPython(t)
+	s := makeServer(t, "COVE_TEMPLATE_PREPARE=own")
+	t.Cleanup(s.close)
+	define := func(python string) {
+		t.Helper()
+		definition := "name = 'own'\nfrom = 'base'\n[python]\nfind = ['" + python + "']\n"
+		if err := os.WriteFile(filepath.Join(s.dir, "templates", "own.toml"), []byte(definition), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	define(executable)
+	runs := func() (string, error) {
+		sb, err := s.Create(t.Context(), client.CreateRequest{Template: "own"})
+		if err != nil {
+			return "", err
+		}
+		out, err := sb.Run(t.Context(), client.RunRequest{Code: "import sys; print(sys.executable)"})
+		return out.Stdout, errors.Join(err, sb.Kill(t.Context()))
+	}
+	s.start(t)
+	if got, err := runs(); err != nil || got != executable+"\n" {
+		t.Fatalf("before: %q, %v", got, err)
+	}
+	s.signal(t, syscall.SIGTERM)
+	if err := syscall.Kill(makerPID(s.dir), syscall.SIGKILL); err != nil { // it has a kernel of that Python
+		t.Fatal(err)
+	}
+	eventually(t, "the maker is gone", patience, func() bool { return makerPID(s.dir) == 0 })
+	if err := os.Remove(executable); err != nil {
+		t.Fatal(err)
+	}
+	define(">=3.9")
+	lock, err := os.OpenFile(filepath.Join(s.dir, "templates", "built", "lock"), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil { // no build can begin
+		t.Fatal(err)
+	}
+	s.start(t)
+	if code, body := readyz(t, s); code != http.StatusServiceUnavailable || !strings.Contains(body, "template own is damaged and is being built again") {
+		t.Errorf("/readyz before the template is built again: %d %s", code, body)
+	}
+	if sb, err := s.Create(t.Context(), client.CreateRequest{Template: "base"}); err != nil {
+		t.Errorf("a sandbox of another template: %v", err)
+	} else if err := sb.Kill(t.Context()); err != nil {
+		t.Error(err)
+	}
+	lock.Close()
+	eventually(t, "/readyz is 200", patience, func() bool { code, _ := readyz(t, s); return code == http.StatusOK })
+	if got, err := runs(); err != nil || got == "" || got == executable+"\n" {
+		t.Errorf("after: %q, %v", got, err)
+	}
+}
+
+// copyPython copies the system's Python, which needs no library of its own, to another directory.
+func copyPython(t *testing.T) (executable string) {
+	t.Helper()
+	prefix, err := os.MkdirTemp("/srv", "cove-e2e-python-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(prefix) })
+	out, err := exec.Command("sh", "-ec", `
+		program=$(readlink -f /usr/bin/python3) library=lib/$(basename "$program")
+		chmod 755 "$1"; mkdir -p "$1/bin" "$1/$library/site-packages"
+		cp "$program" "$1/bin/"
+		cd "/usr/$library" && tar -c --exclude=./test --exclude=./idlelib --exclude=__pycache__ . | tar -x -C "$1/$library"
+		echo "$1/bin/$(basename "$program")"`, "sh", prefix).Output()
+	if err != nil {
+		t.Fatalf("copy Python: %v", err)
+	}
+	return strings.TrimSpace(string(out))
 }

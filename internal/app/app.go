@@ -169,7 +169,7 @@ func (s *Server) openDialects(ctx context.Context, store *sqlstore.Store, m *san
 		Else:     e2b.control,
 		Metrics:  o.Metrics(),
 		Checks:   s.checks(store, p),
-		Notes:    p.notes(s.cfg),
+		Notes:    p.notes,
 		Served:   func(r *http.Request, a gateway.Answer) { o.Served(r, a.Request, a.Status, a.Received, a.Sent) },
 		Log:      s.log,
 	}, nil

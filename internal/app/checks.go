@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/covehq/cove/internal/config"
+	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/gateway"
 	"github.com/covehq/cove/internal/sqlstore"
 )
@@ -16,11 +17,14 @@ import (
 // checks are what a server cannot serve without.
 func (s *Server) checks(store *sqlstore.Store, p parts) gateway.Checks {
 	all := gateway.Checks{
-		"database": store.Ready,
+		"database": explained(store.Ready),
 		"files":    func(context.Context) error { return writable(stateDir(s.cfg.DataDir)) },
 	}
 	if s.ready != nil {
-		all["driver"] = s.ready
+		all["driver"] = explained(s.ready)
+	}
+	if s.cfg.Driver == config.DriverNative {
+		all["disk"] = func(context.Context) error { return checkReserve(s.cfg) }
 	}
 	if built, ok := p.templates.(builtTemplates); ok {
 		all["templates"] = built.state.check
@@ -28,15 +32,24 @@ func (s *Server) checks(store *sqlstore.Store, p parts) gateway.Checks {
 	return all
 }
 
-// notes are what /readyz tells of a server that is ready.
-func (p parts) notes(cfg config.Config) func() []string {
-	return func() []string {
-		all := diskNotes(cfg)
-		if built, ok := p.templates.(builtTemplates); ok {
-			all = append(all, built.state.notes()...)
+// explained passes on the sentence of a failure that callers of the API are told too.
+func explained(check func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		err := check(ctx)
+		var known *fault.Error
+		if errors.As(err, &known) {
+			return fmt.Errorf("%w: %w", gateway.Public(known.Message), err)
 		}
-		return all
+		return err
 	}
+}
+
+// notes are what /readyz tells of a server that is ready.
+func (p parts) notes() []string {
+	if built, ok := p.templates.(builtTemplates); ok {
+		return built.state.notes()
+	}
+	return nil
 }
 
 // probe is a file that is written and removed again: nothing else tells a disk that takes no more.

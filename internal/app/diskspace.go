@@ -9,20 +9,17 @@ import (
 	"github.com/covehq/cove/internal/driver/native"
 	"github.com/covehq/cove/internal/driver/native/maker"
 	"github.com/covehq/cove/internal/driver/native/wire"
+	"github.com/covehq/cove/internal/gateway"
 )
 
-// diskNotes says in /readyz that the disk is too full for new sandboxes: those that run are served,
-// so the server is ready.
-func diskNotes(cfg config.Config) []string {
-	if cfg.Driver != config.DriverNative {
-		return nil
-	}
+// checkReserve fails while the disk is too full for new sandboxes. Those that run are served.
+func checkReserve(cfg config.Config) error {
 	free, ok := diskFree(cfg.DataDir)
 	reserve := native.Reserve(int64(cfg.Storage.Reserve), diskSize(cfg.DataDir))
 	if !ok || free >= reserve {
 		return nil
 	}
-	return []string{fmt.Sprintf("the disk is full: %d MiB are free and %d are kept (storage.reserve), so nothing new is started", free>>20, reserve>>20)}
+	return gateway.Public(fmt.Sprintf("the disk is full: %d MiB are free and %d are kept (storage.reserve), so nothing new is started", free>>20, reserve>>20))
 }
 
 // checkPromises asks the maker of a running server how full the disk is and what is promised of it.

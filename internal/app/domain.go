@@ -62,7 +62,9 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 		s.renewal.awaitCheck(ctx)
 	}
 	progress("warming template " + names[0])
-	if err := manager.Prepare(ctx, Tenant, names[0]); err != nil && !s.renewal.rebuilds(names[0]) {
+	// A template that cannot be used does not keep the server from serving the others. followRenewal
+	// makes it ready when it is built again.
+	if err := manager.Prepare(ctx, Tenant, names[0]); err != nil && p.usable(names[0]) {
 		return nil, parts{}, nil, fmt.Errorf("prepare template %s: %w", names[0], err)
 	}
 	s.warm(manager, names[1:])

@@ -71,6 +71,12 @@ func (t builtTemplates) Resolve(ctx context.Context, tenant, name string) (*temp
 	return found, err
 }
 
+// usable tells whether sandboxes may start from a template of the operator.
+func (p parts) usable(name string) bool {
+	built, ok := p.templates.(builtTemplates)
+	return !ok || built.state.usable(name) == nil
+}
+
 func (t builtTemplates) List(tenant string) []template.Info {
 	t.Current()
 	return t.ListFor(tenant)

@@ -138,9 +138,17 @@ func (s *templateState) busy() bool {
 	return slices.Contains(slices.Collect(maps.Values(s.states)), renewBuilding)
 }
 
-// renewTemplates starts the child. Without root there is none: templates stay as they are.
+// renewTemplates starts the child. Without root there is none: templates stay as they are, and one
+// that cannot be used is refused.
 func (s *Server) renewTemplates(t builtTemplates, names []string) error {
 	if os.Geteuid() != 0 {
+		for _, name := range names {
+			if err := t.CheckPython(name); err != nil {
+				t.state.hear(renewed{name, renewDamaged, ""})
+				t.state.hear(renewed{name, renewFailed, ""})
+				s.log.Error("no sandbox starts from a template until root builds it again: sudo cove template build", "template", name, "error", err)
+			}
+		}
 		return nil
 	}
 	cmd := exec.Command("/proc/self/exe", append([]string{renewCommand, t.Dir()}, names...)...)
@@ -178,9 +186,6 @@ func (r *renewal) awaitCheck(ctx context.Context) {
 	case <-ctx.Done():
 	}
 }
-
-// rebuilds tells whether a template cannot be used until it is built again; then followRenewal makes it ready.
-func (r *renewal) rebuilds(name string) bool { return r != nil && r.state.usable(name) != nil }
 
 // follow hears the child until it ends.
 func (r *renewal) follow() {

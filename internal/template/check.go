@@ -3,7 +3,9 @@ package template
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,7 +16,7 @@ import (
 const damaged = ".damaged-"
 
 // Check compares the names and sizes in the layers of a built template with what was built, and tells the layers that
-// differ. It reads no file's content; Verify does.
+// differ. It fails if the template's Python is gone. It reads no file's content; Verify does.
 func (s *Store) Check(ctx context.Context, name string) (bad map[string]string, err error) {
 	r, err := s.loadRecord(s.built(name + ".json"))
 	if err != nil {
@@ -29,7 +31,27 @@ func (s *Store) Check(ctx context.Context, name string) (bad map[string]string, 
 			bad[layer] = why
 		}
 	}
-	return bad, nil
+	return bad, r.Template.checkPython()
+}
+
+// CheckPython fails if the host no longer has the Python of a built template, which an upgrade of
+// the distribution may have removed.
+func (s *Store) CheckPython(name string) error {
+	r, err := s.loadRecord(s.built(name + ".json"))
+	if err != nil {
+		return err
+	}
+	return r.Template.checkPython()
+}
+
+func (t *Template) checkPython() error {
+	if t.Python.Executable == "" {
+		return nil
+	}
+	if _, err := os.Stat(t.Python.Executable); errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("the Python it was built with is gone from this host: %w", err)
+	}
+	return nil
 }
 
 // checkLayer tells what is wrong with a layer.
