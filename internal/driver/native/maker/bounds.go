@@ -15,7 +15,7 @@ const (
 	maxConnections = 4096
 	// A pool with its zygotes takes 100 to 200 MB. Pools may take about half of the host's memory.
 	poolMemory = 128 << 20 // so one for each 256 MiB
-	fewPools   = 64
+	fewPools   = 16
 )
 
 var tenantForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)

@@ -43,6 +43,12 @@ func ServeNothing(l *net.UnixListener) (keep any, err error) {
 	return m, m.Serve(context.Background(), l)
 }
 
+// ServeFew answers so many connections at a time until ctx ends, with a maker that has no sandbox.
+func ServeFew(ctx context.Context, l *net.UnixListener, connections int) error {
+	cfg := Config{ServerUID: os.Getuid(), Connections: connections}
+	return (&Maker{cfg: cfg, log: slog.New(slog.DiscardHandler)}).Serve(ctx, l)
+}
+
 // UID is that of a sandbox's user on the host.
 func UID(slot, user int) int { return uidBase(slot) + user }
 

@@ -39,6 +39,8 @@ type Config struct {
 	Host      *os.File // the mount namespace that it was started in; nil: no host path can be in a sandbox
 	Ready     func()   // called once the maker answers
 	Log       *slog.Logger
+
+	Connections int // of the server at the same time; zero: 4,096
 }
 
 // Maker makes sandboxes.

@@ -1,6 +1,7 @@
 package maker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,7 +32,7 @@ func (m *Maker) Serve(ctx context.Context, l *net.UnixListener) error {
 	defer stop()
 	var conns sync.WaitGroup
 	defer conns.Wait()
-	slots := make(chan struct{}, maxConnections)
+	slots := make(chan struct{}, cmp.Or(m.cfg.Connections, maxConnections))
 	for {
 		c, err := l.AcceptUnix()
 		if err != nil {
@@ -57,7 +58,7 @@ func (m *Maker) Serve(ctx context.Context, l *net.UnixListener) error {
 		case slots <- struct{}{}:
 		default:
 			m.crowd.Do(func() {
-				m.log.Warn("the server has too many connections to the maker; more are closed", "bound", maxConnections)
+				m.log.Warn("the server has too many connections to the maker; more are closed", "bound", cap(slots))
 			})
 			c.Close()
 			continue
