@@ -42,3 +42,23 @@ func TestPrint_PlainHTTPIsRefused(t *testing.T) {
 		})
 	}
 }
+
+// TestPrint_NamesLeadNowhere starts a server whose domain no resolver knows.
+func TestPrint_NamesLeadNowhere(t *testing.T) {
+	cfg := testConfig(t)
+	cfg.ReadyFile = filepath.Join(t.TempDir(), "ready.json")
+	cfg.TLS.Domain, cfg.TLS.Listen = "cove.invalid", "127.0.0.1:0"
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var out bytes.Buffer
+	done := make(chan error, 1)
+	go func() { done <- app.Run(ctx, cfg, &out, io.Discard, false) }()
+	await(t, cfg.ReadyFile, done)
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if want := "NOTE: no name below cove.invalid is known"; !strings.Contains(out.String(), want) {
+		t.Errorf("no %q in:\n%s", want, out.String())
+	}
+}
