@@ -125,11 +125,11 @@ class Channel:
         return kind, self._read(length, False)
 
     def passed(self):
-        """Wait until the peer has passed the last event on; false when it has not within a second, or says something else."""
+        """Wait until the peer has passed the last event on; false when it has not within ten seconds, or says something else."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         self.check()
-        if self.buffer or not poll.poll(1000):
+        if self.buffer or not poll.poll(10_000):
             return False
         try:
             word = self.sock.recv(HEADER.size, socket.MSG_DONTWAIT)
