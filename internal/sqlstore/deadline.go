@@ -18,9 +18,14 @@ const (
 	batchTime = 30 * time.Second
 	// noLimit is for migrations, which take as long as the tables are large.
 	noLimit time.Duration = 0
-	// suspectLimit is for callers while the database has taken no change since a call timed out. A
-	// request makes several calls: together they fail within two seconds.
-	suspectLimit = 200 * time.Millisecond
+	// suspectLimit is for callers while the database is suspect.
+	suspectLimit = 500 * time.Millisecond
+	// defaultDoubt is how long the database may take for the change that the store asks for when a call
+	// timed out. Then it is suspect, and calls that wait for it fail.
+	//
+	// One call that is late proves nothing on a busy machine. If the database hangs, a request that
+	// goes on after its first call still fails within two seconds.
+	defaultDoubt = 500 * time.Millisecond
 )
 
 var errLate = errors.New("the database did not answer in time")
@@ -38,6 +43,13 @@ func (s *Store) call(ctx context.Context, limit time.Duration, do func(context.C
 	}
 	timed, cancel := context.WithTimeoutCause(ctx, limit, errLate)
 	defer cancel()
+	if doubt := s.doubt.Load(); doubt != nil && limit == s.limit {
+		// The call begins while the store asks the database, so it ends when the database is suspect.
+		doubted, end := context.WithCancelCause(timed)
+		defer end(nil)
+		defer context.AfterFunc(*doubt, func() { end(errLate) })()
+		timed = doubted
+	}
 	err := sqliteFault(do(timed))
 	if err == nil || !errors.Is(context.Cause(timed), errLate) {
 		return err
@@ -56,18 +68,28 @@ const (
 	askLimit = 5 * time.Second
 )
 
-// askUntilAnswered marks the database as suspect until it takes a change.
+// askUntilAnswered asks the database for a change until it makes one. If the first answer is late, the
+// database is suspect until then.
 //
 // A read is not enough: a database whose log cannot be written answers reads and hangs at every
 // commit.
 func (s *Store) askUntilAnswered() {
 	s.asking.Lock()
 	defer s.asking.Unlock()
-	if s.life.Err() != nil || !s.suspect.CompareAndSwap(false, true) {
+	if s.life.Err() != nil || s.doubt.Load() != nil {
 		return
 	}
+	doubt, confirm := context.WithCancel(context.Background())
+	s.doubt.Store(&doubt)
 	s.work.Go(func() {
-		defer s.suspect.Store(false)
+		late := time.AfterFunc(s.doubtFor, func() { s.suspect.Store(true); confirm() })
+		defer func() {
+			if !late.Stop() {
+				<-doubt.Done() // so that the mark below is the last one
+			}
+			s.suspect.Store(false)
+			s.doubt.Store(nil)
+		}()
 		for s.life.Err() == nil {
 			ctx, cancel := context.WithTimeout(s.life, askLimit)
 			_, err := s.w.ExecContext(ctx, putDocumentQuery,

@@ -23,5 +23,11 @@ func (s *Store) Exec(ctx context.Context, query string) error {
 // Begin opens a transaction that the store knows nothing of.
 func (s *Store) Begin(ctx context.Context) (*sql.Tx, error) { return s.w.BeginTx(ctx, nil) }
 
+// SetDoubt says how long the database may take to answer after a late call, before it is suspect.
+func (s *Store) SetDoubt(d time.Duration) { s.doubtFor = d }
+
+// Asking tells whether the store asks the database for a change because a call was late.
+func (s *Store) Asking() bool { return s.doubt.Load() != nil }
+
 // Suspect tells whether callers get the short limit.
 func (s *Store) Suspect() bool { return s.suspect.Load() }

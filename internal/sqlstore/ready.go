@@ -23,5 +23,8 @@ func (s *Store) Ready(ctx context.Context) error {
 	if _, err := s.Document(ctx, readyTenant, readyKind, readyID); err != nil {
 		return fmt.Errorf("ask the database: %w", err)
 	}
+	// Pings of a claim have no deadline of the store's.
+	ctx, cancel := context.WithTimeout(ctx, s.limit+claimPatience)
+	defer cancel()
 	return s.claim.hold(ctx)
 }

@@ -26,9 +26,13 @@ type Store struct {
 	due     chan struct{}   // a checkpoint of SQLite's log is; nil: nobody makes any
 	life    context.Context //nolint:containedctx // of what runs beside the callers, until Close
 	quit    context.CancelFunc
-	suspect atomic.Bool // a call timed out and the database has taken no change since
-	asking  sync.Mutex  // held while work begins or the store closes
-	work    sync.WaitGroup
+	suspect atomic.Bool // a call timed out, and so did the change that the store asked for after it
+	// doubt is set while the store asks the database because a call timed out; it is done when the
+	// database is suspect.
+	doubt    atomic.Pointer[context.Context]
+	doubtFor time.Duration // how long the first answer may take
+	asking   sync.Mutex    // held while work begins or the store closes
+	work     sync.WaitGroup
 }
 
 // A tongue is what a database says in its own words.
