@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -36,10 +37,14 @@ const (
 	checkFailed    = "failed"
 )
 
-// How long an answer of the parts holds, and how long one may take.
 const (
+	// defaultReadyFor is how long the answers of the checks hold.
 	defaultReadyFor = time.Second
-	checkPatience   = 2 * time.Second
+	// checkWait is how long one request for /readyz waits for a check. If the check was good before, the
+	// request gets that answer: a busy machine is late now and then.
+	checkWait = 2 * time.Second
+	// checkPatience is how long a check may take before it has failed.
+	checkPatience = 20 * time.Second
 )
 
 // health is what the parts said last. Whoever asks needs no key, so the parts are asked no more often by being asked for often.
@@ -47,8 +52,14 @@ type health struct {
 	mu    sync.Mutex // held while they are asked
 	at    time.Time
 	last  map[string]string
-	why   []string              // sentences of Public errors
-	stuck map[string]chan error // checks that did not come back in time
+	why   []string            // sentences of Public errors
+	stuck map[string]*pending // checks that did not come back in time
+}
+
+// pending is a check that was begun.
+type pending struct {
+	begun  time.Time
+	answer chan error
 }
 
 // look asks the parts, unless that was done just now.
@@ -82,35 +93,41 @@ func (g *Gateway) look() (states map[string]string, why []string) {
 	return h.last, h.why
 }
 
-// ask asks one part. One that hangs, as a disk may, has failed, and is not asked again before it has come back: then it
-// is, since what it says at last is as old as the question. The caller holds mu.
+// ask asks one part. One that hangs, as a disk may, is not asked again before it has come back: then it is, since what it
+// says at last is as old as the question. One that was good before has failed when it has hung for checkPatience. The caller
+// holds mu.
 func (g *Gateway) ask(name string) error {
-	late := time.NewTimer(checkPatience)
+	late := time.NewTimer(checkWait)
 	defer late.Stop()
+	var last error // of the question before
 	for {
-		answer := g.health.stuck[name]
-		old := answer != nil
+		check := g.health.stuck[name]
+		old := check != nil
 		if !old {
-			answer = g.begin(name)
+			check = g.begin(name)
 		}
 		select {
-		case err := <-answer:
+		case err := <-check.answer:
 			delete(g.health.stuck, name)
 			if !old {
 				return err
 			}
+			last = err
 		case <-late.C:
 			if g.health.stuck == nil {
-				g.health.stuck = map[string]chan error{}
+				g.health.stuck = map[string]*pending{}
 			}
-			g.health.stuck[name] = answer
-			return errors.New("it does not answer")
+			g.health.stuck[name] = check
+			if last == nil && g.health.last[name] == checkOK && time.Since(check.begun) < checkPatience {
+				return nil
+			}
+			return cmp.Or(last, errors.New("it does not answer"))
 		}
 	}
 }
 
 // begin starts one check.
-func (g *Gateway) begin(name string) chan error {
+func (g *Gateway) begin(name string) *pending {
 	answer := make(chan error, 1)
 	g.inflight.Go(func() {
 		// The answer is for every caller, so it does not end with one of them.
@@ -118,7 +135,7 @@ func (g *Gateway) begin(name string) chan error {
 		defer cancel()
 		answer <- g.cfg.Checks[name](ctx)
 	})
-	return answer
+	return &pending{time.Now(), answer}
 }
 
 func (g *Gateway) ready(w http.ResponseWriter, _ *http.Request) {
