@@ -389,6 +389,32 @@ func TestHostileKernel(t *testing.T) {
 	})
 }
 
+func TestTimeout_KernelKept(t *testing.T) {
+	h := newHome(t, agentapi.Boot{ID: "a", Python: python(t), Kernel: absolute(t, "testdata/kernel.py")})
+	for _, c := range []struct {
+		name, code string
+		lost       bool
+	}{
+		{"a cell that takes three seconds to stop", "reluctant 3", false},
+		{"a cell that computes on", "deaf", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			if h.state(t, agentapi.DefaultKernel) == "" {
+				if _, err := h.KernelStart(t.Context(), agentapi.KernelStartParams{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := h.KernelWait(t.Context(), agentapi.KernelParams{}); err != nil {
+				t.Fatal(err)
+			}
+			_, end := h.cell(t, agentapi.RunParams{Code: c.code, TimeoutMS: 1000})
+			if end.Outcome != agentapi.OutcomeTimeout || end.Lost != c.lost {
+				t.Errorf("%+v", end)
+			}
+		})
+	}
+}
+
 func absolute(t testing.TB, p string) string {
 	t.Helper()
 	abs, err := filepath.Abs(p)

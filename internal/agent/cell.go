@@ -158,22 +158,55 @@ func (k *kernel) stop(r *run, cause agentapi.Outcome) {
 	}
 	r.cause = cause
 	k.sigint()
-	// Once more halfway: the first may have come before the kernel could take it, or met code that swallows it.
-	r.grace = time.AfterFunc(interruptGrace/2, func() { k.insist(r) })
+	since := interruption{began: time.Now(), cpu: k.cpu()}
+	// The first may have come before the kernel could take it, or met code that swallows it.
+	r.grace = time.AfterFunc(insistAfter, func() { k.insist(r, since) })
 }
 
-func (k *kernel) insist(r *run) {
+func (k *kernel) insist(r *run, since interruption) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.current.Load() != r {
 		return
 	}
 	k.sigint()
-	r.grace = time.AfterFunc(interruptGrace/2, func() {
-		if k.current.Load() == r {
-			k.kill("the cell did not stop when it was interrupted")
-		}
-	})
+	r.grace = time.AfterFunc(interruptCheck, func() { k.giveUp(r, since) })
+}
+
+// giveUp kills the kernel of a cell that does not stop, once it has had its time to.
+func (k *kernel) giveUp(r *run, since interruption) {
+	k.mu.Lock()
+	current := k.current.Load() == r
+	over := since.over(time.Now(), k.cpu())
+	if current && !over {
+		r.grace = time.AfterFunc(interruptCheck, func() { k.giveUp(r, since) })
+	}
+	k.mu.Unlock()
+	if current && over {
+		k.kill("the cell did not stop when it was interrupted")
+	}
+}
+
+// interruption is what the clocks showed when a cell was interrupted.
+type interruption struct {
+	began time.Time
+	cpu   time.Duration // of the kernel's process
+}
+
+// over reports whether the kernel has had time enough to stop the cell.
+func (p interruption) over(now time.Time, cpu time.Duration) bool {
+	waited := now.Sub(p.began)
+	// Several threads use two seconds of processor time in less.
+	return waited >= interruptGrace || waited >= interruptCPU && cpu-p.cpu >= interruptCPU
+}
+
+// cpu is the processor time that the kernel's process has used; zero when that cannot be read.
+func (k *kernel) cpu() time.Duration {
+	if k.info.PID == 0 {
+		return 0
+	}
+	st, _ := readStat(k.info.PID)
+	return st.cpu
 }
 
 // leave is a client that went away, or the end of the run.

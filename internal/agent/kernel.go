@@ -2,6 +2,7 @@ package agent
 
 import (
 	"bufio"
+	"errors"
 	"net"
 	"os"
 	"slices"
@@ -17,13 +18,28 @@ import (
 )
 
 const (
-	// interruptGrace is how long an interrupted cell may take to end before its kernel is killed.
-	interruptGrace = 2 * time.Second
-	// exitGrace is how long a dead kernel's socket is read and written: its children may hold the other end.
+	// insistAfter is when a cell that still runs is interrupted a second time.
+	insistAfter = time.Second
+	// interruptCPU is how much processor time a kernel may use after its cell was interrupted,
+	// before the agent kills it.
+	//
+	// On a busy machine a kernel can wait for seconds before it may run at all, so the agent does
+	// not count the time on the clock.
+	interruptCPU = 2 * time.Second
+	// interruptGrace bounds the same for a kernel that uses no processor time.
+	interruptGrace = 20 * time.Second
+	// interruptCheck is how often the agent looks at an interrupted kernel.
+	interruptCheck = 100 * time.Millisecond
+	// deliverGrace is how long a client may take to read the end of a run whose kernel was killed.
+	deliverGrace = 20 * time.Second
+	// exitGrace is how long the agent waits at a dead kernel's socket, whose other end its children
+	// may hold. What is in the socket then is still read.
 	exitGrace = 100 * time.Millisecond
-	// closeGrace is how long a kernel may live after it closed its socket, before it is killed. Its exit closes the socket a moment
-	// before it ends.
-	closeGrace = time.Second
+	// closeGrace is how long a kernel may live after it closed its socket, before the agent kills it.
+	closeGrace = 10 * time.Second
+	// exitDelay is how long the word about a dead kernel may take before the list of kernels shows it
+	// as dead, for a reason that is not known.
+	exitDelay = time.Second
 	// wordGrace is how long the agent waits to hear why a dead kernel ended. The parent tells at once: the agent's reaper, or the
 	// maker outside the sandbox, unless the host is too busy to run either. Nothing comes if the kernel's zygote is dead too.
 	wordGrace = 50 * time.Second
@@ -60,6 +76,7 @@ type kernel struct {
 	inter interpreter     // of a program that does not speak the protocol itself; nil for others
 	exits chan kernelExit // its end, at most one
 	ready chan struct{}   // closed when it takes cells, or has died
+	gone  chan struct{}   // closed when its process has ended
 	done  chan struct{}   // closed when it is dead and everything of it is let go
 
 	dismissed chan struct{} // closed by the first kill: nothing waits for the word about it any more
@@ -93,7 +110,7 @@ func (a *Agent) newKernel(name string, socket, stdout, stderr, pidfd int) (*kern
 	}
 	k := &kernel{
 		a: a, conn: conn, fds: [2]int{stdout, stderr}, pfd: pidfd,
-		exits: make(chan kernelExit, 1), ready: make(chan struct{}), done: make(chan struct{}), dismissed: make(chan struct{}),
+		exits: make(chan kernelExit, 1), ready: make(chan struct{}), gone: make(chan struct{}), done: make(chan struct{}), dismissed: make(chan struct{}),
 		info: agentapi.Kernel{Name: name, Language: agentapi.LanguagePython, State: agentapi.KernelStarting},
 	}
 	k.began = sync.NewCond(&k.out)
@@ -424,7 +441,7 @@ func (k *kernel) kill(why string) {
 	}
 	if r := k.current.Load(); r != nil {
 		// A client that does not read must not hold up the end of its kernel.
-		r.link.conn.SetWriteDeadline(time.Now().Add(interruptGrace))
+		r.link.conn.SetWriteDeadline(time.Now().Add(deliverGrace))
 	}
 	k.killProcess()
 	k.expectEnd()
@@ -469,13 +486,14 @@ func (k *kernel) watchExit() {
 		return
 	}
 	if raw.Read(func(fd uintptr) bool { return readable(int(fd)) }) == nil {
+		close(k.gone)
 		k.expectEnd()
 	}
 }
 
 // listen hears the kernel until it dies or breaks the protocol.
 func (k *kernel) listen() {
-	in := bufio.NewReaderSize(k.conn, 4<<10)
+	in := bufio.NewReaderSize(&remainder{conn: k.conn}, 4<<10)
 	frames := agentapi.NewReader(in)
 	for {
 		f, err := frames.Read()
@@ -510,4 +528,36 @@ func (k *kernel) becomeReady(e agentapi.Event) error {
 	k.mu.Unlock()
 	k.send(next)
 	return nil
+}
+
+// remainder reads a connection, and after its deadline what has come by then.
+//
+// A read of net.Conn fails at the deadline even when bytes wait: an agent that did not run for a
+// while would lose the last frames of a kernel.
+type remainder struct {
+	conn net.Conn
+	late int // bytes read after the deadline
+}
+
+func (r *remainder) Read(b []byte) (int, error) {
+	n, err := r.conn.Read(b)
+	if n > 0 || !errors.Is(err, os.ErrDeadlineExceeded) || r.late >= drainBytes {
+		return n, err
+	}
+	socket, ok := r.conn.(syscall.Conn)
+	if !ok {
+		return 0, err
+	}
+	raw, rerr := socket.SyscallConn()
+	if rerr != nil {
+		return 0, err
+	}
+	_ = raw.Control(func(fd uintptr) { // it fails for a connection that is closed: nothing can be read
+		n, _ = retry(func() (int, error) { return syscall.Read(int(fd), b) })
+	})
+	if n <= 0 {
+		return 0, err
+	}
+	r.late += n
+	return n, nil
 }

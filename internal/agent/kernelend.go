@@ -14,7 +14,7 @@ import (
 // die says why a kernel ended, to its run and to those who wait, and lets go of it.
 func (k *kernel) die(why error) {
 	exit, known := k.awaitExit(why)
-	k.askWhy(&exit, known)
+	k.askWhy(&exit, known, why)
 	outcome, message := k.obituary(why, exit, known)
 	message += k.lastWords()
 
@@ -62,6 +62,8 @@ func (k *kernel) awaitExit(why error) (exit kernelExit, known bool) {
 		select {
 		case exit = <-k.exits:
 			return exit, true
+		case <-k.gone:
+			return k.awaitWord(why)
 		case <-time.After(closeGrace):
 		}
 		if k.ended() {
@@ -78,9 +80,10 @@ func (k *kernel) awaitExit(why error) (exit kernelExit, known bool) {
 }
 
 // askWhy asks whether a kernel that is our child was killed for lack of memory; of others their parent tells.
-func (k *kernel) askWhy(exit *kernelExit, known bool) {
+func (k *kernel) askWhy(exit *kernelExit, known bool, why error) {
+	var protocol *agentapi.ProtocolError
 	k.mu.Lock()
-	ours := k.killed != ""
+	ours := k.killed != "" || errors.As(why, &protocol)
 	k.mu.Unlock()
 	if known && !ours && !k.warm && exit.signal == "SIGKILL" {
 		exit.text, exit.oom = k.a.memory.explains(time.Now())
@@ -90,6 +93,11 @@ func (k *kernel) askWhy(exit *kernelExit, known bool) {
 // awaitWord waits on for the word about a kernel that is dead, unless we know why: then it would change nothing. The list of
 // kernels shows it as dead meanwhile; runs that come wait too, and are refused with the reason.
 func (k *kernel) awaitWord(why error) (exit kernelExit, known bool) {
+	select {
+	case exit = <-k.exits:
+		return exit, true
+	case <-time.After(exitDelay):
+	}
 	var protocol *agentapi.ProtocolError
 	k.mu.Lock()
 	explained := k.killed != "" || errors.As(why, &protocol)

@@ -19,6 +19,10 @@ const SudoSocket = "cove-sudo"
 // maxSudo bounds commands at a time.
 const maxSudo = 256
 
+// hangupGrace is how long a command may take to end after SIGHUP, when the sudo that started it has
+// died.
+const hangupGrace = 20 * time.Second
+
 // sudoRequest is what our sudo asks of the broker; its three standard descriptors come with the first byte.
 type sudoRequest struct {
 	Argv []string          `json:"argv"`
@@ -211,7 +215,7 @@ func (s *sudoCommand) follow() {
 	s.mu.Lock()
 	if !s.over {
 		_ = s.a.reaper.signal(s.pid, syscall.SIGHUP)
-		s.timer = time.AfterFunc(interruptGrace, s.tree.kill)
+		s.timer = time.AfterFunc(hangupGrace, s.tree.kill)
 	}
 	s.mu.Unlock()
 	s.a.mu.Lock()

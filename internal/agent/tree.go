@@ -31,7 +31,11 @@ func pids() []int {
 type procStat struct {
 	state               byte
 	parent, group, sess int
+	cpu                 time.Duration // used so far
 }
+
+// clockTick is the unit of times in /proc, on every architecture that Go supports.
+const clockTick = 10 * time.Millisecond
 
 func readStat(pid int) (procStat, bool) {
 	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
@@ -48,7 +52,11 @@ func readStat(pid int) (procStat, bool) {
 		return procStat{}, false
 	}
 	num := func(b []byte) int { n, _ := strconv.Atoi(string(b)); return n }
-	return procStat{state: f[0][0], parent: num(f[1]), group: num(f[2]), sess: num(f[3])}, true
+	st := procStat{state: f[0][0], parent: num(f[1]), group: num(f[2]), sess: num(f[3])}
+	if len(f) > 12 {
+		st.cpu = time.Duration(num(f[11])+num(f[12])) * clockTick // utime, stime
+	}
+	return st, true
 }
 
 // tagged reports whether a process carries our variable with that value.

@@ -41,6 +41,19 @@ while True:
         elif word == "sleep":
             time.sleep(float(rest))
             end()
+        elif word == "reluctant":  # takes its time to stop, without a processor
+            os.write(1, b"go")
+            try:
+                time.sleep(1000)
+            finally:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
+                time.sleep(float(rest))
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+        elif word == "deaf":
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            os.write(1, b"go")
+            while True:
+                pass
         elif word == "exit":
             os._exit(int(rest))
         elif word == "close":
