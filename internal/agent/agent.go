@@ -63,6 +63,7 @@ func New(cfg Config) (*Agent, error) {
 		memory:    shortage{told: make(chan struct{}), count: cfg.Shortages},
 		leftovers: map[interface{ Close() error }]struct{}{},
 	}
+	a.memory.ending = a.ending
 	if cfg.Shortages != nil {
 		a.memory.known = cfg.Shortages()
 	}

@@ -13,6 +13,8 @@ type shortage struct {
 	text string
 	told chan struct{} // closed and replaced at each word
 
+	ending <-chan struct{} // closed when the agent ends: no word is awaited any more
+
 	count func() int // how often it happened so far, where that can be asked; else somebody tells
 	known int        // of them, those that explain a death
 }
@@ -25,8 +27,15 @@ func (s *shortage) hear(text string) {
 	s.told = make(chan struct{})
 }
 
-// wordDelay is how long the host's word may be behind the death that it explains.
-const wordDelay = 100 * time.Millisecond
+const (
+	// wordDelay is how long the host's word may be behind the death that it explains.
+	//
+	// Of the ends that a client gets, only those by a SIGKILL that neither a client nor the agent sent
+	// are this much later.
+	wordDelay = 5 * time.Second
+	// wordAhead is how long the agent may take to collect a dead process after the host's word.
+	wordAhead = 10 * time.Second
+)
 
 // ask looks whether it happened again.
 func (s *shortage) ask() {
@@ -53,7 +62,7 @@ func (s *shortage) explains(death time.Time) (text string, ok bool) {
 	for {
 		s.mu.Lock()
 		text, told := s.text, s.told
-		near := !s.at.IsZero() && s.at.After(death.Add(-time.Second))
+		near := !s.at.IsZero() && s.at.After(death.Add(-wordAhead))
 		s.mu.Unlock()
 		if near || s.count != nil { // a count is never behind
 			return text, near
@@ -61,6 +70,8 @@ func (s *shortage) explains(death time.Time) (text string, ok bool) {
 		select {
 		case <-told:
 		case <-patience.C:
+			return "", false
+		case <-s.ending:
 			return "", false
 		}
 	}

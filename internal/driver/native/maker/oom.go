@@ -217,7 +217,7 @@ func (o *oomLog) current(group string) (victim, bool) {
 }
 
 // hearsay is how long the kernel's log may take to say what the count of a group says already.
-const hearsay = 2500 * time.Millisecond
+const hearsay = 25 * time.Second
 
 // awaitVictim waits for the log when something is known to have been killed. Where it says nothing the victim has no name.
 func (o *oomLog) awaitVictim(group string) (victim, bool) {
