@@ -14,7 +14,7 @@ import (
 
 const (
 	// haltGrace bounds how long a halt waits for killed processes to be gone.
-	haltGrace = 5 * time.Second
+	haltGrace = 50 * time.Second
 	// bootIDFile is a file of the sandbox's own, mounted there by its driver; where it is the host's, nothing here may
 	// write it.
 	bootIDFile = "/proc/sys/kernel/random/boot_id"

@@ -16,7 +16,7 @@ var javaProgram = []string{
 }
 
 // javaGrace is how long Java may take to say which version it is.
-const javaGrace = 10 * time.Second
+const javaGrace = 100 * time.Second
 
 // closingSoon is how often a wait looks whether the agent ends.
 const closingSoon = 50 * time.Millisecond

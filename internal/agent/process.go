@@ -24,8 +24,8 @@ const (
 	drainLimit = 2 * time.Second
 	// drainBytes is more than a pipe can hold by default limits: what was written before the end is read to its last byte.
 	drainBytes = 1 << 20
-	// patience is how long one who has joined may hold up the others before it is dropped.
-	patience = 2 * time.Second
+	// joinedGrace is how long a client that has joined may hold up the others before it is dropped.
+	joinedGrace = 20 * time.Second
 )
 
 // process is one command and those who listen to it.
@@ -331,7 +331,7 @@ func (p *process) bound(s *link, sinks []*link) {
 	case len(sinks) == 1:
 		s.conn.SetWriteDeadline(time.Time{})
 	default:
-		s.conn.SetWriteDeadline(time.Now().Add(patience))
+		s.conn.SetWriteDeadline(time.Now().Add(joinedGrace))
 	}
 }
 
@@ -555,7 +555,7 @@ func (p *process) hurry() {
 	defer p.mu.Unlock()
 	for _, s := range p.sinks {
 		if s != p.owner {
-			s.conn.SetWriteDeadline(time.Now().Add(patience))
+			s.conn.SetWriteDeadline(time.Now().Add(joinedGrace))
 		}
 	}
 }

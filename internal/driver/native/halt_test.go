@@ -90,7 +90,7 @@ func TestHaltIsQuick(t *testing.T) {
 	b := start(t)
 	begun := time.Now()
 	b.halt()
-	if took := time.Since(begun); took > 4*time.Second { // it waits five for what does not end
+	if took := time.Since(begun); took > 40*time.Second { // it waits fifty for what does not end
 		t.Errorf("it took %v", took)
 	}
 }
