@@ -70,8 +70,9 @@ type forked struct {
 
 var errZygoteDied = errors.New("the zygote has died")
 
-// forkFor is how long a fork may take, which takes milliseconds.
-const forkFor = 10 * time.Second
+// forkFor is how long a fork may take. It takes milliseconds, but more where the zygote waits for a
+// processor.
+const forkFor = 100 * time.Second
 
 // startZygote starts one and waits until it has imported everything.
 func startZygote(ctx context.Context, settings podapi.Settings) (_ *zygote, err error) {

@@ -280,3 +280,9 @@ var DefaultReserve = defaultReserve
 
 // LoopError finds records of errors of loop devices.
 var LoopError = loopError
+
+// AwaitHang and IsStopped are how a fork notices that its zygote hangs.
+var (
+	AwaitHang = awaitHang
+	IsStopped = isStopped
+)

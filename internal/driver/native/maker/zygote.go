@@ -1,6 +1,7 @@
 package maker
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -99,8 +100,12 @@ type exit struct {
 }
 
 const (
-	zygoteStart    = 60 * time.Second
-	zygotePatience = 10 * time.Second // for one fork, which takes milliseconds
+	zygoteStart = 60 * time.Second
+	// zygotePatience is how long one fork may take. It takes milliseconds, but more where the zygote
+	// waits for a processor or a disk.
+	zygotePatience = 100 * time.Second
+	// stoppedPatience is the same for a zygote that is stopped: it does not go on by itself.
+	stoppedPatience = 10 * time.Second
 )
 
 var errZygoteDied = fault.New(fault.Unavailable, "the zygote died")
@@ -336,11 +341,13 @@ func (z *zygote) fork(ctx context.Context, r zygoteRequest, onExit func(exit), f
 		z.stop()
 		return nil, errors.Join(errZygoteDied, err)
 	}
+	hung, done := awaitHang(func() bool { return isStopped(z.pid) })
+	defer done()
 	select {
 	case a := <-answer:
 		return a.pidfds, a.err
-	case <-time.After(zygotePatience):
-		// It hangs, and would hang for the next caller too.
+	case <-hung:
+		// It would hang for the next caller too.
 		z.forget(r.Token)
 		z.stop()
 		return nil, errZygoteDied
@@ -353,6 +360,29 @@ func (z *zygote) fork(ctx context.Context, r zygoteRequest, onExit func(exit), f
 		}
 		return nil, context.Cause(ctx)
 	}
+}
+
+// awaitHang watches a zygote that is to answer now: hung is closed when it has had its time. Call
+// done after the answer.
+func awaitHang(stopped func() bool) (hung <-chan struct{}, done func()) {
+	closed := make(chan struct{})
+	over := time.AfterFunc(zygotePatience, func() { close(closed) })
+	early := time.AfterFunc(stoppedPatience, func() {
+		if stopped() && over.Stop() {
+			close(closed)
+		}
+	})
+	return closed, func() { early.Stop(); over.Stop() }
+}
+
+// isStopped tells whether a signal has stopped a process.
+func isStopped(pid int) bool {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, fields, _ := bytes.Cut(raw[max(0, bytes.LastIndexByte(raw, ')')):], []byte(" "))
+	return len(fields) > 0 && fields[0] == 'T'
 }
 
 // sender is how an order goes to the zygote: to fork, where the shim reads such orders, in its form.

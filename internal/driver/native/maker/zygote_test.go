@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -119,4 +120,69 @@ func openFile(t *testing.T) *os.File {
 	}
 	t.Cleanup(func() { f.Close() })
 	return f
+}
+
+func TestZygote_Hangs(t *testing.T) {
+	for name, c := range map[string]struct {
+		stopped bool
+		hangs   time.Duration
+	}{
+		"a stopped zygote":            {true, 10 * time.Second},
+		"a zygote that is hardly run": {false, 100 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				begun := time.Now()
+				hung, done := maker.AwaitHang(func() bool { return c.stopped })
+				defer done()
+				<-hung
+				if took := time.Since(begun); took != c.hangs {
+					t.Errorf("it was given up after %v; want %v", took, c.hangs)
+				}
+			})
+		})
+	}
+	t.Run("a zygote that answers", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			hung, done := maker.AwaitHang(func() bool { return true })
+			done()
+			time.Sleep(time.Hour)
+			select {
+			case <-hung:
+				t.Error("it was given up")
+			default:
+			}
+		})
+	})
+}
+
+func TestIsStopped(t *testing.T) {
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	await := func(what string, condition func() bool) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); !condition(); time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("not within a minute: %s", what)
+			}
+		}
+	}
+	pid := cmd.Process.Pid
+	if maker.IsStopped(pid) {
+		t.Error("a process that runs")
+	}
+	if err := cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	await("it is stopped", func() bool { return maker.IsStopped(pid) })
+	if err := cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	await("it goes on", func() bool { return !maker.IsStopped(pid) })
+	if maker.IsStopped(1 << 30) {
+		t.Error("no process")
+	}
 }

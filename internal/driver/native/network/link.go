@@ -56,12 +56,19 @@ func (n *Network) wire(slot, netns int, name string, addr netip.Addr) (index int
 	return index, nil
 }
 
+const (
+	// carrierLimit is how long a link may take to get its carrier. The kernel gives it from a work
+	// queue, which a busy host runs late.
+	carrierLimit    = 10 * time.Second
+	maxCarrierPause = 50 * time.Millisecond
+)
+
 // awaitCarrier returns when the host's end carries packets. It got its carrier when eth0 came up, and the kernel acts on
 // that later; what is sent to the sandbox before is lost, and a lost SYN-ACK costs a second. Since 6.8 asking makes it
 // act at once.
 func (n *Network) awaitCarrier(name string, index int32) error {
 	ask := message{what: "await " + name, typ: unix.RTM_GETLINK, body: linkHeader(index, 0, 0)}
-	for range 200 {
+	for deadline, pause := time.Now().Add(carrierLimit), time.Millisecond; ; pause = min(2*pause, maxCarrierPause) {
 		replies, err := n.links.exchange(ask)
 		if err != nil {
 			return err
@@ -77,9 +84,11 @@ func (n *Network) awaitCarrier(name string, index int32) error {
 		if state == operUp {
 			return nil
 		}
-		time.Sleep(time.Millisecond)
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s has no carrier after %v", name, carrierLimit)
+		}
+		time.Sleep(pause)
 	}
-	return fmt.Errorf("%s has no carrier", name)
 }
 
 // visit opens a netlink socket inside a namespace and turns IPv6 off for the interfaces it will get; lo keeps ::1,
