@@ -135,7 +135,8 @@ func toDuration(seconds float64) time.Duration {
 func (r *executeRequest) limits() (kill, answer time.Duration) {
 	kill = maxRun
 	if wait := r.patience; wait > 0 {
-		margin := max(200*time.Millisecond, min(time.Second, wait/20))
+		// A busy machine needs the margin to kill the command and to send what it wrote.
+		margin := max(200*time.Millisecond, min(500*time.Millisecond, wait/4), min(time.Second, wait/20))
 		margin = min(margin, wait/2)
 		kill, answer = min(kill, wait-margin), wait-margin/2
 	}

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/covehq/cove/internal/dialect/agentsandbox/runtime"
 )
 
 func TestExecute(t *testing.T) {
@@ -74,16 +76,34 @@ func short(r result) result {
 	return r
 }
 
+func TestExecuteLimits(t *testing.T) {
+	const ms = time.Millisecond
+	for _, c := range []struct{ wait, kill, answer time.Duration }{
+		{100 * ms, 50 * ms, 75 * ms},
+		{400 * ms, 200 * ms, 300 * ms},
+		{1000 * ms, 750 * ms, 875 * ms},
+		{2000 * ms, 1500 * ms, 1750 * ms},
+		{4000 * ms, 3500 * ms, 3750 * ms},
+		{20 * time.Second, 19 * time.Second, 19500 * ms},
+		{time.Minute, 59 * time.Second, 59500 * ms},
+		{0, time.Hour, 0},
+	} {
+		if kill, answer := runtime.Limits(c.wait); kill != c.kill || answer != c.answer {
+			t.Errorf("a client that waits %v: killed at %v, answered by %v; want %v, %v", c.wait, kill, answer, c.kill, c.answer)
+		}
+	}
+}
+
 func TestExecuteTimeout(t *testing.T) {
 	w := newWorld(t)
 	counter := filepath.Join(w.away, "counter")
 	begun := time.Now()
-	got := w.run(`echo run >> `+counter+`; echo before; sleep 30 & sleep 30`, "X-Sandbox-Timeout", "1")
+	got := w.run(`echo run >> `+counter+`; echo before; sleep 30 & sleep 30`, "X-Sandbox-Timeout", "10")
 	took := time.Since(begun)
-	if got.ExitCode != 124 || got.Stdout != "before\n" || !got.TimedOut || !strings.Contains(got.Stderr, "time limit of 800ms") {
+	if got.ExitCode != 124 || got.Stdout != "before\n" || !got.TimedOut || !strings.Contains(got.Stderr, "time limit of 9.5s") {
 		t.Errorf("got %+v", got)
 	}
-	if took >= time.Second {
+	if took >= 10*time.Second {
 		t.Errorf("answered after %v, when the client has stopped to listen", took)
 	}
 	if w.read(counter) != "run\n" {

@@ -1,5 +1,7 @@
 package runtime
 
+import "time"
+
 // At makes a runtime whose home is elsewhere: the sandboxes of tests have no root of their own.
 func (rt *Runtime) At(dir string) *Runtime {
 	rt.home = dir
@@ -35,3 +37,8 @@ func (rt *Runtime) Left() (n int) {
 
 // Kept is how many bytes of output are.
 func (rt *Runtime) Kept() int64 { return rt.shelves.all.taken.Load() }
+
+// Limits is when a command is killed, and when its client is answered, if the client waits so long.
+func Limits(wait time.Duration) (kill, answer time.Duration) {
+	return (&executeRequest{patience: wait}).limits()
+}
