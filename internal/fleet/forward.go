@@ -29,7 +29,10 @@ const headerVia = "Cove-Via"
 const domainOfPeers = ".peer.cove"
 
 const (
+	// dialFor bounds a connection. The other host's kernel makes it, however busy its processes are.
 	dialFor = 3 * time.Second
+	// handshakeFor bounds what the other server itself does for a connection.
+	handshakeFor = 15 * time.Second
 	// idleFor is less than a server keeps a connection, so that no request meets its end.
 	idleFor = 90 * time.Second
 )
@@ -46,7 +49,7 @@ func (f *Fleet) newTransport() *http.Transport {
 			return dialer.DialContext(ctx, network, at)
 		},
 		TLSClientConfig:     f.identity.client(),
-		TLSHandshakeTimeout: dialFor, ExpectContinueTimeout: 5 * time.Second, IdleConnTimeout: idleFor,
+		TLSHandshakeTimeout: handshakeFor, ExpectContinueTimeout: 5 * time.Second, IdleConnTimeout: idleFor,
 		MaxIdleConnsPerHost: 128, DisableCompression: true, MaxResponseHeaderBytes: 1 << 20,
 	}
 }

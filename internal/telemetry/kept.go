@@ -95,7 +95,7 @@ func (o *Observer) DatasetRejected(why string) {
 func (o *Observer) LinkRefused(why string) { o.kept.linksRefused.inc(reason(linkReasons, why)) }
 
 // censusPatience is how long a scrape waits for the database.
-const censusPatience = 2 * time.Second
+const censusPatience = 4 * time.Second
 
 // WatchSessions adds how many sessions there are in each state; it is called at most once, before Metrics is served.
 func (o *Observer) WatchSessions(census func(context.Context) (map[string]int, error)) {

@@ -52,8 +52,9 @@ type Zygote struct {
 	MemoryBytes int64
 }
 
-// makerPatience is how long a scrape waits for the maker; Prometheus itself gives up after ten seconds.
-const makerPatience = 2 * time.Second
+// makerPatience is how long a scrape waits for the maker. Prometheus itself gives up after ten seconds,
+// and a scrape may wait for the database too.
+const makerPatience = 4 * time.Second
 
 // Watch adds the metrics of these sources; it is called once, before Metrics is served.
 func (o *Observer) Watch(s Sources) {

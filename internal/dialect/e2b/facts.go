@@ -18,7 +18,7 @@ const factsDir = "/run/e2b"
 const isolationNone = "none"
 
 // factsFor bounds how long the files may take: a sandbox is as good without them.
-const factsFor = 2 * time.Second
+const factsFor = 20 * time.Second
 
 // tell writes the files. They are root's, for all to read. Where a sandbox has no root or no room for them, as in a hardened
 // Pod, there are none.

@@ -142,7 +142,7 @@ type Pause struct {
 }
 
 // answersFor bounds how long a sandbox may take to show that it is healthy.
-const answersFor = 5 * time.Second
+const answersFor = 30 * time.Second
 
 func (a *API) pause(c *call) error {
 	var req Pause
