@@ -342,7 +342,7 @@ func TestArtifactsOutliveTheServer(t *testing.T) {
 			}()
 			// Somewhere between the first blob and the last row: each round at another moment.
 			before := len(s.blobs(t))
-			eventually(t, "files are being kept", 30*time.Second, func() bool { return len(s.blobs(t)) > before+round*files/4 })
+			eventually(t, "files are being kept", 3*time.Minute, func() bool { return len(s.blobs(t)) > before+round*files/4 })
 			s.crash(t)
 			<-ran
 			s.start(t)
@@ -386,7 +386,7 @@ func TestArtifactsOutliveTheServer(t *testing.T) {
 		if !ok {
 			t.Fatal(list[0].URL)
 		}
-		eventually(t, "the link has expired", 10*time.Second, func() bool {
+		eventually(t, "the link has expired", 2*time.Minute, func() bool {
 			resp, body := fetch(t, "GET", s.url+tail, nil)
 			return resp.StatusCode == 401 && strings.Contains(body, "expired")
 		})
@@ -397,13 +397,13 @@ func TestArtifactsOutliveTheServer(t *testing.T) {
 		s.start(t)
 		d := s.dataSession(t, "old", client.SessionRequest{})
 		a := d.leaves("open(box + 'f', 'w').write('soon gone')")[0]
-		eventually(t, "it is gone", 10*time.Second, func() bool {
+		eventually(t, "it is gone", 2*time.Minute, func() bool {
 			_, err := s.Artifact(t.Context(), a.ID)
 			return client.KindOf(err) == client.NotFound
 		})
 		s.crash(t)
 		s.start(t) // which sweeps
-		eventually(t, "its content is gone", 30*time.Second, func() bool {
+		eventually(t, "its content is gone", 3*time.Minute, func() bool {
 			for _, p := range s.blobs(t) {
 				if strings.HasSuffix(p, a.SHA256) {
 					return false

@@ -47,7 +47,7 @@ func TestACreateThatCannotBeGrantedIsRefusedClearly(t *testing.T) {
 			expect(t, err, c.kind, c.words)
 		})
 	}
-	eventually(t, "no process was made for them", 10*time.Second, func() bool { return len(s.inside()) <= before })
+	eventually(t, "no process was made for them", 2*time.Minute, func() bool { return len(s.inside()) <= before })
 }
 
 // S0.3, S4.51

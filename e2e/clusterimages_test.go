@@ -162,7 +162,7 @@ func (c *clusterImages) pods(t *testing.T) string {
 
 func (c *clusterImages) nothingLeft(t *testing.T) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); c.pods(t) != ""; time.Sleep(200 * time.Millisecond) {
+	for deadline := time.Now().Add(3 * time.Minute); c.pods(t) != ""; time.Sleep(200 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("left: %s", c.pods(t))
 		}

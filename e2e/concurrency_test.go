@@ -32,13 +32,13 @@ func together(n int, f func(i int)) {
 
 func TestS0_81_S4_55_ManyAtOnce(t *testing.T) {
 	s := sharedServer(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
 	begun := time.Now()
 	var mu sync.Mutex
 	ids := map[string]bool{}
 	together(50, func(i int) {
-		sb, err := s.Create(ctx, client.CreateRequest{TimeoutSeconds: 120, Limits: &client.Limits{MemoryBytes: 256 << 20}})
+		sb, err := s.Create(ctx, client.CreateRequest{TimeoutSeconds: 1800, Limits: &client.Limits{MemoryBytes: 256 << 20}})
 		if err != nil {
 			t.Errorf("create %d: %v", i, err)
 			return

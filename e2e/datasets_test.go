@@ -324,7 +324,7 @@ func TestDatasetsByAPI(t *testing.T) {
 			t.Error("its content is not where it is looked for")
 		}
 		d.call(http.MethodDelete, "", nil, nil)
-		eventually(t, "its content is gone", 20*time.Second, func() bool { return there() == 0 })
+		eventually(t, "its content is gone", 2*time.Minute, func() bool { return there() == 0 })
 	})
 }
 
@@ -462,7 +462,7 @@ func TestDatasetUploads(t *testing.T) {
 		if err := <-done; err == nil {
 			t.Error("it was staged")
 		}
-		eventually(t, "it has failed", 20*time.Second, func() bool { return d.list()[0].Status == "failed" })
+		eventually(t, "it has failed", 2*time.Minute, func() bool { return d.list()[0].Status == "failed" })
 		s.nothingArrives(t)
 		if got := d.prints("import os; print(os.listdir('/session/data'), os.listdir('/datasets'))"); got != "[] []" {
 			t.Errorf("inside: %s", got)
@@ -503,7 +503,7 @@ func TestDatasetUploads(t *testing.T) {
 // arriving waits until the server has begun to take a dataset: what was sent may still be on its way.
 func (d *dataSession) arriving(id string) {
 	d.t.Helper()
-	eventually(d.t, id+" is arriving", 20*time.Second, func() bool {
+	eventually(d.t, id+" is arriving", 2*time.Minute, func() bool {
 		for _, one := range d.list() {
 			if one.ID == id {
 				return one.Status == "pending"

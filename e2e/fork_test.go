@@ -126,14 +126,29 @@ func TestForkOfWhatCannotBeForked(t *testing.T) {
 	refused(ended.Sandbox, client.ForkRequest{}, client.Gone, "killed")
 
 	done := make(chan *client.Output, 1)
-	go func() { done <- living.run(client.RunRequest{Code: "import time; time.sleep(2); late = 1"}) }()
-	eventually(t, "the cell runs", 10*time.Second, func() bool {
+	go func() {
+		done <- living.run(client.RunRequest{Code: "import os, time\nwhile not os.path.exists('/tmp/go'): time.sleep(0.01)\nlate = 1"})
+	}()
+	eventually(t, "the cell runs", 2*time.Minute, func() bool {
 		kernels, err := living.Kernels(t.Context())
 		return err == nil && len(kernels) > 0 && kernels[0].State == "busy"
 	})
 	refused(living.Sandbox, client.ForkRequest{Busy: "refuse"}, client.Conflict, "busy")
-	branches, _ := living.fork(s, client.ForkRequest{})
+	var branches []*sandbox
+	forked := make(chan struct{})
+	go func() {
+		defer close(forked)
+		branches, _ = living.fork(s, client.ForkRequest{})
+	}()
+	select { // a fork that does not wait for the cell ends now
+	case <-forked:
+	case <-time.After(time.Second):
+	}
+	living.sh("touch /tmp/go")
 	<-done
+	if <-forked; len(branches) != 1 {
+		t.FailNow() // the fork said why
+	}
 	if got := branches[0].value("late"); got != "1" {
 		t.Errorf("the branch is of before the cell's end: %s", got)
 	}

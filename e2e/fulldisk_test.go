@@ -30,7 +30,7 @@ func smallServer(t *testing.T, bytes int64, env ...string) *server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		eventually(t, "the file system is not used any more", 20*time.Second, func() bool {
+		eventually(t, "the file system is not used any more", 2*time.Minute, func() bool {
 			err := unix.Unmount(at, 0)
 			return err == nil || errors.Is(err, unix.EINVAL)
 		})

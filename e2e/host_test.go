@@ -132,7 +132,7 @@ func (s *server) initOf(t testing.TB, sb *sandbox) int {
 		_, _ = sb.Exec(ctx, client.ExecRequest{Argv: []string{"sleep", mark}}) // cut when it has been seen
 	}()
 	var found int
-	eventually(t, "the sandbox's PID 1 is found", 20*time.Second, func() bool {
+	eventually(t, "the sandbox's PID 1 is found", 2*time.Minute, func() bool {
 		for _, pid := range s.inside() {
 			if cmdline(pid) != "sleep\x00"+mark {
 				continue

@@ -211,7 +211,7 @@ func (u *trickle) Read(p []byte) (int, error) {
 // drain kills what the crashes left running and waits until the maker is at rest.
 func (l *leaker) drain() {
 	l.t.Helper()
-	eventually(l.t, "no sandbox lives", time.Minute, func() bool {
+	eventually(l.t, "no sandbox lives", 5*time.Minute, func() bool {
 		living := 0
 		for sb, err := range l.s.List(l.t.Context(), client.ListRequest{States: []string{"starting", "running", "stopping"}}) {
 			if err != nil {
@@ -231,7 +231,7 @@ func (l *leaker) settled(goal census) census {
 	l.t.Helper()
 	l.s.Client.Close()
 	last := l.s.census(l.t)
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); {
 		time.Sleep(200 * time.Millisecond) // what is counted goes away without telling anybody
 		now := l.s.census(l.t)
 		if goal == nil && len(now.above(last)) == 0 && len(last.above(now)) == 0 {

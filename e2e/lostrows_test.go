@@ -36,7 +36,7 @@ func TestLostRows(t *testing.T) {
 	}
 	s.start(t)
 	for id, pid := range lost {
-		eventually(t, "its processes are gone", time.Minute, func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
+		eventually(t, "its processes are gone", 2*time.Minute, func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
 		if info := s.after(t, id); info.State != "ended" || info.Cause != "record_lost" {
 			t.Errorf("it is %+v", info)
 		}
@@ -75,7 +75,7 @@ func TestLostRows(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.start(t)
-		eventually(t, "its processes are gone", time.Minute, func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
+		eventually(t, "its processes are gone", 2*time.Minute, func() bool { return errors.Is(unix.Kill(pid, 0), unix.ESRCH) })
 		if info := s.after(t, kept.ID); info.State != "ended" || info.Cause != "maker_died" {
 			t.Errorf("it is %+v", info)
 		}

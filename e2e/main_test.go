@@ -237,7 +237,7 @@ func (s *server) signal(t testing.TB, sig syscall.Signal) {
 	}
 	select {
 	case <-s.exited:
-	case <-time.After(30 * time.Second):
+	case <-time.After(5 * time.Minute):
 		t.Fatalf("the server did not end by %v", sig)
 	}
 }
@@ -258,7 +258,7 @@ func (s *server) close() {
 		s.Client.Close()
 	}
 	_ = exec.Command(binary.path, "maker", "stop", "--data-dir", s.dir).Run() // there may be none any more
-	for deadline := time.Now().Add(20 * time.Second); makerPID(s.dir) != 0 && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(2 * time.Minute); makerPID(s.dir) != 0 && time.Now().Before(deadline); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	_ = os.RemoveAll(s.dir)
@@ -324,8 +324,9 @@ type sandbox struct {
 	*client.Sandbox
 }
 
-// patience is how long a single request of a test may take.
-const patience = 60 * time.Second
+// patience is how long a single request of a test may take. It is longer than the server's own limits (a start has a minute), so
+// that a request that takes too long fails with the server's message.
+const patience = 5 * time.Minute
 
 func (s *server) create(t testing.TB, req client.CreateRequest) *sandbox {
 	t.Helper()
@@ -392,6 +393,14 @@ func (s *sandbox) sh(line string) string {
 	return strings.TrimSpace(out.Stdout)
 }
 
+// endsIn sets the deadline from now. A lifetime that is given to create counts from before the start and may pass during it.
+func (s *sandbox) endsIn(d time.Duration) {
+	s.t.Helper()
+	if err := s.SetTimeout(s.t.Context(), d); err != nil {
+		s.t.Fatalf("set the deadline: %v", err)
+	}
+}
+
 // kill ends it now.
 func (s *sandbox) kill() {
 	s.t.Helper()
@@ -416,7 +425,7 @@ func (s *server) after(t testing.TB, id string) client.SandboxInfo {
 func (s *server) ended(t testing.TB, id string) client.SandboxInfo {
 	t.Helper()
 	var info client.SandboxInfo
-	eventually(t, "sandbox "+id+" has ended", 30*time.Second, func() bool {
+	eventually(t, "sandbox "+id+" has ended", 3*time.Minute, func() bool {
 		info = s.after(t, id)
 		return info.State == "ended"
 	})

@@ -121,7 +121,7 @@ func TestOpenSandboxS3_2_S2_58ServeWithoutArgumentsListensOn8080(t *testing.T) {
 		t.Fatalf("the server ended:\n%s", a.said)
 	}
 	var export string
-	eventually(t, "the server prints what OpenSandbox's clients need", 20*time.Second, func() bool {
+	eventually(t, "the server prints what OpenSandbox's clients need", 2*time.Minute, func() bool {
 		export = regexp.MustCompile(`(?m)^ *(export OPEN_SANDBOX_DOMAIN=.*)$`).FindString(a.said.String())
 		return export != ""
 	})
@@ -321,7 +321,7 @@ func TestOpenSandboxACreateThatNobodyWaitsFor(t *testing.T) {
 	if err := <-answered; !errors.Is(err, context.Canceled) {
 		t.Errorf("the client heard %v", err)
 	}
-	eventually(t, "nothing is left", 20*time.Second, func() bool {
+	eventually(t, "nothing is left", 2*time.Minute, func() bool {
 		var list struct{ Items []json.RawMessage }
 		s.e2bCall(t, http.StatusOK, &list, "GET", "/v1/sandboxes", "")
 		return len(list.Items) == 0

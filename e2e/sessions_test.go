@@ -242,7 +242,7 @@ func TestS4_38_D8_ALostSandboxIsToldAndReplacedOnlyWhenAsked(t *testing.T) {
 
 func TestS4_39_AnIdleSessionIsReaped(t *testing.T) {
 	s := sharedServer(t)
-	c := s.converse(t, "idle", client.SessionRequest{IdleTimeoutSeconds: 0.4})
+	c := s.converse(t, "idle", client.SessionRequest{IdleTimeoutSeconds: 15}) // the cell begins within that
 	c.value("x = 1")
 	if line := c.until("session_stopped"); line.Cause != "idle" {
 		t.Errorf("the log says %+v", line)

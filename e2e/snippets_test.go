@@ -117,7 +117,7 @@ func TestSnippetsAreStopped(t *testing.T) {
 		const code = "import signal, time\nfor n in range(1, 32):\n  try: signal.signal(n, signal.SIG_IGN)\n  except OSError: pass\ntime.sleep(60)"
 		begun := time.Now()
 		out := s.snippet(t, client.SnippetRequest{Code: code, TimeoutSeconds: 2})
-		if took := time.Since(begun); !out.TimedOut || out.ExitCode != -1 || took < 2*time.Second || took > 30*time.Second {
+		if took := time.Since(begun); !out.TimedOut || out.ExitCode != -1 || took < 2*time.Second || took > 50*time.Second {
 			t.Errorf("after %v: %+v", took, out)
 		}
 	})
@@ -144,7 +144,7 @@ func TestSnippetsAreStopped(t *testing.T) {
 // noSnippets waits until no sandbox of a snippet lives.
 func (s *server) noSnippets(t *testing.T) {
 	t.Helper()
-	eventually(t, "the sandboxes of snippets have ended", 20*time.Second, func() bool {
+	eventually(t, "the sandboxes of snippets have ended", 2*time.Minute, func() bool {
 		ask := client.ListRequest{States: []string{"starting", "running", "paused", "stopping"}, Metadata: map[string]string{"cove": "snippet"}}
 		for _, err := range s.List(t.Context(), ask) {
 			if err != nil {
@@ -249,15 +249,15 @@ func TestS2_61_SnippetsRunAtOnce(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range n {
 		all.Go(func() {
-			out, err := s.Snippet(t.Context(), client.SnippetRequest{Code: fmt.Sprintf("import time; time.sleep(2); print(%d)", i)})
+			out, err := s.Snippet(t.Context(), client.SnippetRequest{Code: fmt.Sprintf("import time; time.sleep(10); print(%d)", i), TimeoutSeconds: 60})
 			if err != nil || out.Stdout != fmt.Sprintln(i) {
 				t.Errorf("snippet %d: %+v, %v", i, out, err)
 			}
 		})
 	}
 	all.Wait()
-	if took := time.Since(begun); took > n*2*time.Second {
-		t.Errorf("%d of two seconds took %v", n, took)
+	if took := time.Since(begun); took > n*10*time.Second {
+		t.Errorf("%d of ten seconds took %v", n, took)
 	}
 }
 
