@@ -149,7 +149,7 @@ func (b *bench) start(t *testing.T, change ...func(*sandbox.StartRequest)) *box 
 	for _, f := range change {
 		f(&req)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	if err := b.Driver.Start(ctx, req); err != nil {
 		t.Fatalf("start: %v", err)
@@ -219,7 +219,7 @@ func sh(script string) agentapi.ExecParams {
 
 func (s *box) exec(t *testing.T, p agentapi.ExecParams) told {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	stream, err := s.Exec(ctx, p)
 	if err != nil {
@@ -237,6 +237,25 @@ func (s *box) begin(t *testing.T, ctx context.Context, p agentapi.ExecParams) (*
 	}
 	next, started := pull(t, stream)
 	return stream, next, started
+}
+
+// mark is the path of a file that is not there: a cell can wait until the test sets it, and the other way round.
+func (s *box) mark(t *testing.T) string {
+	t.Helper()
+	return strings.TrimSpace(s.exec(t, sh("pwd")).stdout) + fmt.Sprintf("/mark-%016x", rand.Uint64())
+}
+
+// set makes the file of a mark.
+func (s *box) set(t *testing.T, mark string) {
+	t.Helper()
+	if got := s.exec(t, sh("touch "+mark)); got.end.ExitCode != 0 {
+		t.Fatalf("touch %s: %+v", mark, got)
+	}
+}
+
+// until is Python code that waits for a mark.
+func until(mark string) string {
+	return "import os, time\nwhile not os.path.exists('" + mark + "'): time.sleep(0.01)\n"
 }
 
 func expectKind(t *testing.T, err error, kinds ...fault.Kind) {

@@ -769,8 +769,11 @@ func TestIsolationHostileBranchHasNoOtherRights(t *testing.T) {
 low, high = text(); own = ctypes.string_at(PC - CALL, CALL); patch(low, LOOP * ((high - low) // CALL)); ctypes.memmove(PC - CALL, own, CALL)
 replace(stand)`)
 	over := make(chan error, 1)
+	boxes, request := parent.forkRequest(1)
+	ctx, giveUp := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer giveUp()
 	go func() {
-		_, _, err := parent.forkWithin(15*time.Second, 1)
+		_, _, err := parent.forkUntil(ctx, boxes, request)
 		over <- err
 	}()
 	pid := awaitLooping(t, procStatus(t, kernel)["PPid"], over)
@@ -795,6 +798,7 @@ replace(stand)`)
 	if n := len(glob(t, dir+"/*")); n != 4 {
 		t.Errorf("it has %d descriptors", n)
 	}
+	giveUp()
 	if err := <-over; err == nil {
 		t.Error("the fork worked")
 	}
@@ -807,7 +811,7 @@ replace(stand)`)
 // awaitLooping finds the child of a zygote that does nothing but run.
 func awaitLooping(t *testing.T, zygote string, over <-chan error) int {
 	t.Helper()
-	for deadline := time.Now().Add(14 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(150 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		for _, proc := range glob(t, "/proc/[0-9]*") {
 			status, err := readStatus(proc)
 			if err != nil || status["PPid"] != zygote || !strings.HasPrefix(status["State"], "R") || status["TracerPid"] != "0" {

@@ -50,6 +50,12 @@ func (b *box) forkWithin(limit time.Duration, n int, changes ...forkChange) ([]*
 	}
 	ctx, cancel := context.WithTimeout(b.t.Context(), limit)
 	defer cancel()
+	return b.forkUntil(ctx, boxes, r)
+}
+
+// forkUntil gives up with the context.
+func (b *box) forkUntil(ctx context.Context, boxes []*box, r sandbox.ForkRequest) ([]*box, sandbox.Forked, error) {
+	b.t.Helper()
 	forked, err := b.driver.Fork(ctx, r)
 	if err == nil {
 		for _, c := range boxes {
@@ -122,7 +128,10 @@ func TestFork_BusySandbox(t *testing.T) {
 	if err := parent.driver.Change(t.Context(), parent.id, sandbox.Change{Limits: &little}); err != nil {
 		t.Fatal(err)
 	}
-	branches, _ := parent.fork(1)
+	branches, _, err := parent.forkWithin(10*time.Minute, 1)
+	if err != nil {
+		t.Fatalf("fork: %v", err)
+	}
 	branches[0].says("the branch", "print(len(busy))", "60")
 }
 
@@ -518,8 +527,9 @@ func TestForkOfABusyKernel(t *testing.T) {
 			boxes, _, err := parent.tryFork(1)
 			forked <- result{boxes, err}
 		}()
-		// The fork has its place in the queue before the cells that follow: a moment is all that can be done from outside.
-		time.Sleep(200 * time.Millisecond)
+		// The fork has its place in the queue before the cells that follow. The agent does not tell of it: a while is all that can
+		// be done from outside.
+		time.Sleep(2 * time.Second)
 		after := make(chan string, 2)
 		for i := range 2 {
 			go func() { after <- parent.run(fmt.Sprintf("log.append('after'); print(log, %d)", i)).end.Message }()
