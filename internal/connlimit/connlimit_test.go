@@ -61,7 +61,7 @@ func dial(t *testing.T, s *httptest.Server, from string) net.Conn {
 
 func ask(t *testing.T, c net.Conn, path string) error {
 	t.Helper()
-	c.SetDeadline(time.Now().Add(20 * time.Second))
+	c.SetDeadline(time.Now().Add(2 * time.Minute))
 	if _, err := fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", path); err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func ask(t *testing.T, c net.Conn, path string) error {
 // closed waits until the server has closed a connection.
 func closed(t *testing.T, c net.Conn) {
 	t.Helper()
-	c.SetReadDeadline(time.Now().Add(20 * time.Second))
+	c.SetReadDeadline(time.Now().Add(2 * time.Minute))
 	if n, err := c.Read(make([]byte, 1)); err == nil || strings.Contains(err.Error(), "timeout") {
 		t.Fatalf("the connection is open: %d bytes, %v", n, err)
 	}

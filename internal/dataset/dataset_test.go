@@ -171,9 +171,9 @@ func (w *world) blobs() []string { return w.files("blobs") }
 // eventually waits for what another goroutine does.
 func (w *world) eventually(claim string, true func() bool) {
 	w.t.Helper()
-	for end := time.Now().Add(10 * time.Second); !true(); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); !true(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			w.t.Fatalf("not in ten seconds: %s", claim)
+			w.t.Fatalf("not in two minutes: %s", claim)
 		}
 	}
 }

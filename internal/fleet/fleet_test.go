@@ -243,7 +243,7 @@ func start(t *testing.T, b *book, shared []byte, name string, handler http.Handl
 
 func soon(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		if is() {
 			return
 		}
