@@ -53,13 +53,13 @@ prerequisites:
 # that the tests share.
 test: prerequisites build
 	$(GO) vet ./...
-	$(GO) test -short -timeout 30m ./...
+	$(GO) test -short -timeout 60m ./...
 
 # What `make test` leaves out because it takes minutes: the published SDKs whole, a full disk below
 # durable storage, the memory of stalled readers, and the builds of templates.
 test-sdks: programs
-	$(GO) test -count=1 -timeout 40m -run '$(SDK_SUITES)' ./e2e
-	$(GO) test -count=1 -timeout 20m ./internal/template
+	$(GO) test -count=1 -timeout 60m -run '$(SDK_SUITES)' ./e2e
+	$(GO) test -count=1 -timeout 60m ./internal/template
 SDK_SUITES := ^Test(E2B|E2BByName|E2BLargeFiles|OpenSandbox|OpenSandboxS.*|AgentSandbox|Python|PythonDeepagents06|StalledReaders_Memory|HostDisk|OpenAPI)$$
 
 # Both and more: the race detector, a thousand create/run/kill cycles, a gigabyte of output.
@@ -82,30 +82,30 @@ test-tenants: programs
 
 # The published E2B SDKs, unmodified, against a server; the first run installs them from the lock files.
 test-e2b: programs
-	$(GO) test -count=1 -v -timeout 20m -run 'TestE2B' ./e2e
+	$(GO) test -count=1 -v -timeout 60m -run 'TestE2B' ./e2e
 
 # The published OpenSandbox packages, unmodified, against a server, a registry and the example of LangGraph.
 test-opensandbox: programs
-	$(GO) test -count=1 -v -timeout 20m -run 'TestOpenSandbox' ./e2e
+	$(GO) test -count=1 -v -timeout 60m -run 'TestOpenSandbox' ./e2e
 
 # The published clients of agent-sandbox in three versions, straight and through kubectl, and the adapter for LangChain.
 test-agentsandbox: programs
-	$(GO) test -count=1 -v -timeout 20m -run 'TestAgentSandbox' ./e2e
+	$(GO) test -count=1 -v -timeout 60m -run 'TestAgentSandbox' ./e2e
 
 # The Python package: its client, and the tools for LangChain, LangGraph and deepagents in two versions.
 test-python: programs
-	$(GO) test -count=1 -v -timeout 20m -run 'TestPython' ./e2e
+	$(GO) test -count=1 -v -timeout 60m -run 'TestPython' ./e2e
 
 # What the OpenAPI document says against what the server does, by schemathesis. COVE_OPENAPI_SEED=N tries other requests.
 test-openapi: programs
-	$(GO) test -count=1 -v -timeout 15m -run 'TestOpenAPI' ./e2e
+	$(GO) test -count=1 -v -timeout 60m -run 'TestOpenAPI' ./e2e
 
 # The two of E2B and OpenSandbox, and the tables of docs/compatibility.md from what they said.
 compat: programs
 	mkdir -p bin
 	rm -f bin/e2b.jsonl bin/opensandbox.jsonl
 	E2B_SUITE_REPORT=$(CURDIR)/bin/e2b.jsonl OPENSANDBOX_SUITE_REPORT=$(CURDIR)/bin/opensandbox.jsonl \
-		$(GO) test -count=1 -timeout 30m -run 'TestE2B|TestOpenSandbox' ./e2e
+		$(GO) test -count=1 -timeout 60m -run 'TestE2B|TestOpenSandbox' ./e2e
 
 # Every suite, and docs/acceptance.md and .json from what it said: which test proves which promise.
 acceptance: programs image
@@ -113,7 +113,7 @@ acceptance: programs image
 	mkdir -p bin/acceptance
 	-E2B_SUITE_REPORT=$(CURDIR)/bin/acceptance/e2b.jsonl OPENSANDBOX_SUITE_REPORT=$(CURDIR)/bin/acceptance/opensandbox.jsonl \
 		AGENTSANDBOX_SUITE_REPORTS=$(CURDIR)/bin/acceptance COVE_ACCEPTANCE_REPORT=$(CURDIR)/bin/acceptance/python.jsonl $(GO) test -count=1 -json -timeout 60m ./... > bin/acceptance/go.json
-	-COVE_E2E_FULL=1 $(GO) test -count=1 -json -timeout 20m -run 'ThroughACollector$$' ./e2e > bin/acceptance/collector.json
+	-COVE_E2E_FULL=1 $(GO) test -count=1 -json -timeout 60m -run 'ThroughACollector$$' ./e2e > bin/acceptance/collector.json
 	-COVE_CLUSTER_OPTIONAL=1 COVE_CLUSTER_REPORT=$(CURDIR)/bin/acceptance/cluster.json test/cluster/run
 	COVE_ACCEPTANCE=$(CURDIR)/bin/acceptance $(GO) test -count=1 -run TestTheReportIsWritten ./e2e/acceptance
 

@@ -89,7 +89,7 @@ func TestZygoteAsRootByPython(t *testing.T) {
 // claims runs a file of Python tests and reports each of them as a test of its own.
 func claims(t *testing.T, file string, env ...string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, python3(t), filepath.Join("testdata", file))
 	cmd.Env = append(os.Environ(), append(env, "PYTHONDONTWRITEBYTECODE=1")...)

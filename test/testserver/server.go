@@ -289,7 +289,7 @@ func (s *Server) Signal(t testing.TB, sig syscall.Signal) {
 	}
 	select {
 	case <-s.exited:
-	case <-time.After(60 * time.Second):
+	case <-time.After(5 * time.Minute):
 		t.Fatalf("the server did not end by %v", sig)
 	}
 }
@@ -307,7 +307,7 @@ func (s *Server) Close(t testing.TB) {
 		return
 	}
 	s.EndProcesses()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		left := s.Leftovers()
 		if len(left) == 0 {
 			break
@@ -334,10 +334,10 @@ func (s *Server) EndProcesses() {
 	if s.Client != nil {
 		s.Client.Close()
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second) // also after the test's own has ended
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute) // also after the test's own has ended
 	defer cancel()
 	_ = exec.CommandContext(ctx, binary.path, "maker", "stop", "--data-dir", s.Dir).Run() // there may be none any more
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		pid := s.MakerPID() // once: 0 would be the test's own process group
 		if pid <= 1 {
 			return
