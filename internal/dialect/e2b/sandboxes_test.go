@@ -31,6 +31,7 @@ func TestEveryKindOfFailureHasAStatus(t *testing.T) {
 func TestCreate(t *testing.T) {
 	w := newWorld(t)
 	t.Run("the newest create answers with everything that an SDK wants", func(t *testing.T) {
+		begun := time.Now()
 		sb := w.create(`{"templateID":"base","metadata":{"a":"b"},"envVars":{}}`)
 		want := e2b.Sandbox{
 			TemplateID: "base", SandboxID: sb.SandboxID, ClientID: "cove", EnvdVersion: "0.6.13", Alias: "base",
@@ -40,7 +41,7 @@ func TestCreate(t *testing.T) {
 			t.Error(diff)
 		}
 		d := w.detail(sb.SandboxID)
-		if !near(d.StartedAt, time.Now()) || !near(d.EndAt, time.Now().Add(300*time.Second)) {
+		if !since(begun, d.StartedAt, 0) || !since(begun, d.EndAt, 300*time.Second) {
 			t.Errorf("it lives from %v to %v", d.StartedAt, d.EndAt)
 		}
 		d.StartedAt, d.EndAt = time.Time{}, time.Time{}
@@ -57,8 +58,9 @@ func TestCreate(t *testing.T) {
 	})
 	t.Run("an old create lives for 15 seconds", func(t *testing.T) {
 		var sb e2b.Sandbox
+		begun := time.Now()
 		w.ask(http.StatusCreated, "POST", "/sandboxes", `{"templateID":"base"}`, &sb)
-		if d := w.detail(sb.SandboxID); !near(d.EndAt, time.Now().Add(15*time.Second)) {
+		if d := w.detail(sb.SandboxID); !since(begun, d.EndAt, 15*time.Second) {
 			t.Errorf("%+v ends at %v", sb, d.EndAt)
 		}
 	})
@@ -282,9 +284,10 @@ func TestLife(t *testing.T) {
 	t.Run("a timeout may shorten and lengthen, and is cut to what is allowed", func(t *testing.T) {
 		id := w.create(`{"templateID":"base"}`).SandboxID
 		for _, s := range []int{10, 1000, 1 << 30} {
+			begun := time.Now()
 			w.ask(http.StatusNoContent, "POST", "/sandboxes/"+id+"/timeout", fmt.Sprintf(`{"timeout":%d}`, s), nil)
-			want := time.Now().Add(min(time.Duration(s)*time.Second, 24*time.Hour))
-			if d := w.detail(id); !near(d.EndAt, want) {
+			want := min(time.Duration(s)*time.Second, 24*time.Hour)
+			if d := w.detail(id); !since(begun, d.EndAt, want) {
 				t.Errorf("it ends at %v, want %v", d.EndAt, want)
 			}
 		}
@@ -313,12 +316,14 @@ func TestLife(t *testing.T) {
 		if after := w.detail(id).EndAt; !after.Equal(before) {
 			t.Errorf("it ended at %v and ends at %v", before, after)
 		}
+		begun := time.Now()
 		w.ask(http.StatusNoContent, "POST", "/sandboxes/"+id+"/refreshes", `{"duration":3600}`, nil)
-		if after := w.detail(id).EndAt; !near(after, time.Now().Add(time.Hour)) {
+		if after := w.detail(id).EndAt; !since(begun, after, time.Hour) {
 			t.Errorf("it ends at %v", after)
 		}
+		begun = time.Now()
 		w.ask(http.StatusOK, "POST", "/v2/sandboxes/"+id+"/connect", `{"timeout":7200}`, nil)
-		if after := w.detail(id).EndAt; !near(after, time.Now().Add(2*time.Hour)) {
+		if after := w.detail(id).EndAt; !since(begun, after, 2*time.Hour) {
 			t.Errorf("it ends at %v", after)
 		}
 		w.refused(w.send("POST", "/sandboxes/"+id+"/refreshes", `{"duration":3601}`), http.StatusBadRequest)
@@ -330,9 +335,10 @@ func TestPause(t *testing.T) {
 	w := newWorld(t)
 	id := w.create(`{"templateID":"base","timeout":100}`).SandboxID
 	t.Run("a pause is made once and shown", func(t *testing.T) {
+		begun := time.Now()
 		w.ask(http.StatusNoContent, "POST", "/sandboxes/"+id+"/pause", ``, nil)
 		w.refused(w.send("POST", "/sandboxes/"+id+"/pause", `{}`), http.StatusConflict)
-		if d := w.detail(id); d.State != "paused" || !near(d.EndAt, time.Now()) || d.PauseMode != "full" {
+		if d := w.detail(id); d.State != "paused" || !since(begun, d.EndAt, 0) || d.PauseMode != "full" {
 			t.Errorf("%+v", d)
 		}
 	})
@@ -344,8 +350,9 @@ func TestPause(t *testing.T) {
 	})
 	t.Run("a connect resumes it, with the same token", func(t *testing.T) {
 		var sb e2b.Sandbox
+		begun := time.Now()
 		w.ask(http.StatusCreated, "POST", "/v2/sandboxes/"+id+"/connect", `{"timeout":500}`, &sb)
-		if d := w.detail(id); d.State != "running" || d.PauseMode != "" || !near(d.EndAt, time.Now().Add(500*time.Second)) || d.EnvdToken != sb.EnvdToken {
+		if d := w.detail(id); d.State != "running" || d.PauseMode != "" || !since(begun, d.EndAt, 500*time.Second) || d.EnvdToken != sb.EnvdToken {
 			t.Errorf("%+v", d)
 		}
 		w.ask(http.StatusOK, "POST", "/v2/sandboxes/"+id+"/connect", ``, nil)
@@ -357,8 +364,9 @@ func TestPause(t *testing.T) {
 			t.Errorf("%+v", d)
 		}
 		var sb e2b.Sandbox
+		begun := time.Now()
 		w.ask(http.StatusCreated, "POST", "/sandboxes/"+id+"/resume", `{"timeout":70,"autoPause":true}`, &sb)
-		if d := w.detail(id); sb.SandboxID != id || !near(d.EndAt, time.Now().Add(70*time.Second)) {
+		if d := w.detail(id); sb.SandboxID != id || !since(begun, d.EndAt, 70*time.Second) {
 			t.Errorf("%+v", d)
 		}
 	})
@@ -389,6 +397,7 @@ func TestFork(t *testing.T) {
 	w := newWorld(t)
 	id := w.create(`{"templateID":"base","metadata":{"a":"b"},"network":{"maskRequestHost":"x.example"}}`).SandboxID
 	var out []map[string]json.RawMessage
+	begun := time.Now()
 	w.ask(http.StatusCreated, "POST", "/sandboxes/"+id+"/fork", `{"count":3,"timeout":40}`, &out)
 	if len(out) != 3 {
 		t.Fatalf("%d copies", len(out))
@@ -399,7 +408,7 @@ func TestFork(t *testing.T) {
 			t.Fatalf("%v in %s", err, f)
 		}
 		d := w.detail(sb.SandboxID)
-		if sb.EnvdToken == "" || d.Metadata["a"] != "b" || string(d.Network) != `{"maskRequestHost":"x.example"}` || !near(d.EndAt, time.Now().Add(40*time.Second)) {
+		if sb.EnvdToken == "" || d.Metadata["a"] != "b" || string(d.Network) != `{"maskRequestHost":"x.example"}` || !since(begun, d.EndAt, 40*time.Second) {
 			t.Errorf("%+v", d)
 		}
 		if got := w.run(sb.SandboxID, "printf $E2B_SANDBOX_ID"); got != sb.SandboxID {

@@ -83,24 +83,41 @@ func TestAPageByHeaderSpeaksForNobody(t *testing.T) {
 	}
 }
 
-// TestARefusalDoesNotWaitForTheBody: nobody will read it.
+// TestARefusalDoesNotWaitForTheBody: a refusal that waits comes five seconds late at every try. One that is quicker once does not
+// wait; on a machine under load that may not be the first.
 func TestARefusalDoesNotWaitForTheBody(t *testing.T) {
 	w := newWorld(t, nil)
 	w.domain.add("sba", target.Options{Secure: true}, nil)
+	const tries = 10
+	for try := range tries {
+		took := refusal(t, w)
+		if took < 4*time.Second {
+			return
+		}
+		t.Logf("try %d took %v", try, took)
+	}
+	t.Errorf("no refusal of %d came at once", tries)
+}
+
+// refusal sends the first byte of a body to be refused, and is how long the answer takes.
+func refusal(t *testing.T, w *world) time.Duration {
+	t.Helper()
 	conn, err := net.Dial("tcp", w.Listener.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
 	begun := time.Now()
-	conn.SetReadDeadline(begun.Add(20 * time.Second))
+	conn.SetReadDeadline(begun.Add(2 * time.Minute))
 	io.WriteString(conn, "POST /metrics HTTP/1.1\r\nHost: 49983-sba.cove.test\r\nContent-Length: 1000\r\n\r\na")
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
-	if took := time.Since(begun); resp.StatusCode != 401 || !resp.Close || took > 4*time.Second {
+	took := time.Since(begun)
+	if resp.StatusCode != 401 || !resp.Close {
 		t.Errorf("%s after %v, close: %v", resp.Status, took, resp.Close)
 	}
+	return took
 }
