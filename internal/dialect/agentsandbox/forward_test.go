@@ -47,7 +47,7 @@ func (w *world) forwardAs(tenant, pod string, port int) (address string, end fun
 	case <-ready:
 	case err := <-ended:
 		w.t.Fatal(err)
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		w.t.Fatal("the tunnel is not ready in time")
 	}
 	ports, err := pf.GetPorts()
@@ -59,7 +59,7 @@ func (w *world) forwardAs(tenant, pod string, port int) (address string, end fun
 
 func (w *world) fetch(address string) string {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(w.t.Context(), 2*time.Minute)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, "GET", address, nil)
 	if err != nil {
@@ -117,7 +117,7 @@ s.serve_forever()`}})
 	var port int
 	select {
 	case port = <-ports:
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("the server in the sandbox does not start")
 	}
 	if got := w.fetch(w.forward("one", port)); got != "inside" {

@@ -59,7 +59,7 @@ func (s *watching) next() (kind string, object map[string]any) {
 			s.t.Fatalf("%q: %v", line, err)
 		}
 		return e.Type, e.Object
-	case <-time.After(10 * time.Second):
+	case <-time.After(2 * time.Minute):
 		s.t.Fatal("nothing happens")
 	}
 	return "", nil
@@ -84,7 +84,7 @@ func (s *watching) ends() (rest []string) {
 				return rest
 			}
 			rest = append(rest, line)
-		case <-time.After(10 * time.Second):
+		case <-time.After(2 * time.Minute):
 			s.t.Fatal("it does not end")
 		}
 	}

@@ -470,7 +470,7 @@ func (w *world) eventually(what string, ok func() bool, last ...*string) {
 	w.t.Helper()
 	tick := time.NewTicker(3 * time.Millisecond)
 	defer tick.Stop()
-	for end := time.Now().Add(10 * time.Second); !ok(); <-tick.C {
+	for end := time.Now().Add(2 * time.Minute); !ok(); <-tick.C {
 		if time.Now().After(end) {
 			for _, l := range last {
 				what += "; it is " + *l

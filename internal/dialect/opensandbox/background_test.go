@@ -114,7 +114,7 @@ func TestAServerThatStopsEndsWhatItMakes(t *testing.T) {
 	go func() { w.api.Close(); close(done) }()
 	select {
 	case <-done:
-	case <-time.After(10 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("Close waits for a pull")
 	}
 }

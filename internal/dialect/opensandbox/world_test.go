@@ -259,7 +259,7 @@ func (w *world) state(id string) (state, message string) {
 // eventually waits for what happens in the background.
 func (w *world) eventually(what string, ok func() bool) {
 	w.t.Helper()
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		if ok() {
 			return
 		}

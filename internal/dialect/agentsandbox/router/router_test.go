@@ -244,7 +244,7 @@ func TestPorts(t *testing.T) {
 				_ = c.Write(r.Context(), kind, append([]byte("echo "), data...))
 			}
 		}))
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 		defer cancel()
 		c, _, err := websocket.Dial(ctx, w.URL+w.router.Prefix(acme)+"/ws", &websocket.DialOptions{HTTPHeader: http.Header{
 			"X-Sandbox-Id": {"box"}, "X-Sandbox-Port": {port}, "Origin": {"http://elsewhere.example"},

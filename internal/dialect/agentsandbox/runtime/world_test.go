@@ -247,7 +247,7 @@ func (w *world) read(name string) string {
 // until waits for something to become true.
 func (w *world) until(what string, is func() bool) {
 	w.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); !is(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			w.t.Fatalf("not in time: %s", what)
 		}

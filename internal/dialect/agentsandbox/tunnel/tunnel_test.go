@@ -79,7 +79,7 @@ func forward(t *testing.T, d httpstream.Dialer) (address string, stop func()) {
 	case <-ready:
 	case err := <-ended:
 		t.Fatal(err)
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatal("the tunnel is not ready in time")
 	}
 	ports, err := pf.GetPorts()
@@ -134,7 +134,7 @@ func dial(t *testing.T, address string) *net.TCPConn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	if err := c.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(5 * time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	return c.(*net.TCPConn)
@@ -219,7 +219,7 @@ func TestClientLeaves(t *testing.T) {
 			d.Close()
 			s.CloseClientConnections()
 			s.Close()
-			for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > begun+2; time.Sleep(10 * time.Millisecond) {
+			for deadline := time.Now().Add(2 * time.Minute); runtime.NumGoroutine() > begun+2; time.Sleep(10 * time.Millisecond) {
 				if time.Now().After(deadline) {
 					buf := make([]byte, 1<<16)
 					t.Fatalf("%d goroutines, there were %d before\n%s", runtime.NumGoroutine(), begun, buf[:runtime.Stack(buf, true)])
@@ -233,7 +233,7 @@ func wait(t *testing.T, c <-chan struct{}, what string) {
 	t.Helper()
 	select {
 	case <-c:
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		t.Fatalf("not in time: %s", what)
 	}
 }

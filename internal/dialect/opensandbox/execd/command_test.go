@@ -173,7 +173,7 @@ func (w *world) mkfifo(name string) string {
 // until asks again until the answer is the right one.
 func (w *world) until(ask func() (string, bool)) string {
 	w.t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); {
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		if text, ok := ask(); ok {
 			return text
 		}

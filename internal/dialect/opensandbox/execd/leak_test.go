@@ -33,7 +33,7 @@ func TestNothingOutlivesClose(t *testing.T) {
 		t.Fatal(out.Code)
 	}
 	h.Close()
-	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > before+4; { // the agent's own, of two commands
+	for deadline := time.Now().Add(2 * time.Minute); runtime.NumGoroutine() > before+4; time.Sleep(time.Millisecond) { // the agent's own, of two commands
 		if time.Now().After(deadline) {
 			buf := make([]byte, 1<<20)
 			for line := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {

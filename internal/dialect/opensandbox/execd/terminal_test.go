@@ -56,7 +56,7 @@ func (c *client) say(kind websocket.MessageType, m string) {
 // hear reads until something was said, or the connection ends: then it gives why.
 func (c *client) hear(until func() bool) error {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(c.t.Context(), 2*time.Minute)
 	defer cancel()
 	for !until() {
 		kind, m, err := c.conn.Read(ctx)
