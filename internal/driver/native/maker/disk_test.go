@@ -41,7 +41,7 @@ func disksIn(t testing.TB, dir string, reflink bool) maker.Disks {
 			t.Error(err)
 		}
 		// The last close of a mount ends its device a moment later.
-		for deadline := time.Now().Add(10 * time.Second); loopsIn(t, dir) > 0; time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(2 * time.Minute); loopsIn(t, dir) > 0; time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("%d loop devices are left", loopsIn(t, dir))
 			}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -348,7 +349,11 @@ func TestARevokedPeerCannotSendEither(t *testing.T) {
 		must(t, n.SetPolicy(0, c.policy))
 		_, err := server.WriteTo([]byte("push"), nat)
 		must(t, err)
-		_ = client.SetReadDeadline(time.Now().Add(quick))
+		limit := quick
+		if c.want {
+			limit = patient
+		}
+		_ = client.SetReadDeadline(time.Now().Add(limit))
 		if _, err := client.Read(buf); (err == nil) != c.want {
 			t.Errorf("mode %s: a pushed datagram arrived: %v, want %v", c.policy.Mode, err == nil, c.want)
 		}
@@ -510,7 +515,13 @@ func TestALinkGoesWithItsNamespaceOrWithDetach(t *testing.T) {
 	must(t, n.SetPolicy(2, internet))
 	next.expect(t, true, public)
 	s.expect(t, false, public)
-	time.Sleep(1500 * time.Millisecond) // past the janitor's patience: it must not take the new link for the old one
+	// The janitor must not take the new link for the old one. What it still has to do of slot 2 it does no later than this.
+	w.sandbox(n, 3)
+	must(t, n.Detach(3))
+	eventually(t, "the link of the last one detached is deleted", func() bool {
+		links, _, err := n.Counts()
+		return err == nil && links <= 1
+	})
 	next.expect(t, true, public)
 }
 
@@ -669,14 +680,15 @@ func TestNewConnectionsAreRateLimited(t *testing.T) {
 	s, other := w.sandbox(n, 0), w.sandbox(n, 1)
 	must(t, n.SetPolicy(0, internet))
 	must(t, n.SetPolicy(1, internet))
-	refused := 0
+	refused, begun := 0, time.Now()
 	for range 20 {
 		if !s.reachesWithin(patient, "tcp", public+":80") {
 			refused++
 		}
 	}
-	if refused < 10 {
-		t.Errorf("%d of 20 connections refused at one per second", refused)
+	took := time.Since(begun)
+	if allowed := 5 + int(math.Ceil(took.Seconds())); refused < 20-allowed {
+		t.Errorf("%d of 20 connections refused in %v, at one per second after five", refused, took)
 	}
 	other.expect(t, true, public)
 }
@@ -693,6 +705,7 @@ func TestAFloodOfQueriesIsThinned(t *testing.T) {
 	packets, err := net.FilePacketConn(udp)
 	must(t, err)
 	defer func() { _ = packets.Close() }()
+	begun := time.Now()
 	w.in(s.netns, func() {
 		c, err := net.Dial("udp", packets.LocalAddr().String())
 		must(t, err)
@@ -702,14 +715,19 @@ func TestAFloodOfQueriesIsThinned(t *testing.T) {
 		}
 	})
 	arrived := 0
-	_ = packets.SetReadDeadline(time.Now().Add(quick))
 	for buf := make([]byte, 100); ; arrived++ {
+		limit := quick
+		if arrived < 5 { // as many must come
+			limit = patient
+		}
+		_ = packets.SetReadDeadline(time.Now().Add(limit))
 		if _, _, err := packets.ReadFrom(buf); err != nil {
 			break
 		}
 	}
-	if arrived < 5 || arrived > 10 {
-		t.Errorf("%d of 100 queries arrived at 5 per second", arrived)
+	took := time.Since(begun)
+	if most := 5 + int(5*took.Seconds()) + 1; arrived < 5 || arrived > most {
+		t.Errorf("%d of 100 queries arrived in %v, at 5 per second; want 5 to %d", arrived, took, most)
 	}
 	_ = packets.SetReadDeadline(time.Time{})
 	go echo(packets)
