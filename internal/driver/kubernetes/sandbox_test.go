@@ -23,7 +23,7 @@ func request(d *kubernetes.Driver, id string) sandbox.StartRequest {
 
 func start(t *testing.T, d *kubernetes.Driver, req sandbox.StartRequest) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	if err := d.Start(ctx, req); err != nil {
 		t.Fatal(err)
@@ -36,7 +36,7 @@ func agent(d *kubernetes.Driver, id string) *agentapi.Client {
 
 func awaitEnd(t *testing.T, d *kubernetes.Driver, id string) sandbox.Ended {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for e := range d.Ended(ctx) {
 		if e.ID == id {
@@ -106,8 +106,12 @@ func TestAnEndWhileNobodyWatchedIsToldAndForgotten(t *testing.T) {
 	kinds := map[string]kubernetes.Template{"python": template(t, 0)}
 	first := open(t, a, "server-1", kinds)
 	req := request(first, "sb-1")
-	req.Deadline = time.Now().Add(2 * time.Second)
+	req.Deadline = time.Now().Add(time.Hour)
 	start(t, first, req)
+	soon := time.Now().Add(5 * time.Second)
+	if err := first.Change(t.Context(), "sb-1", sandbox.Change{Deadline: &soon}); err != nil {
+		t.Fatal(err)
+	}
 	first.Close() // and no server is there when its time has come
 	eventually(t, "the Pod's own end", func() bool {
 		a.mu.Lock()
@@ -179,6 +183,7 @@ func TestAStartThatComesToNothingLeavesNothing(t *testing.T) {
 		"another template":             {full, func(r *sandbox.StartRequest) { r.Template = &domain.Template{Name: "other"} }, fault.NotFound, "no such template"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			a := newAPI(t)
 			a.finish(t, c.status)
 			d := open(t, a, "server-1", map[string]kubernetes.Template{"python": {Image: "img"}})
@@ -186,7 +191,7 @@ func TestAStartThatComesToNothingLeavesNothing(t *testing.T) {
 			if c.patch != nil {
 				c.patch(&req)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
 			err := d.Start(ctx, req)
 			if !fault.Is(err, c.kind) || !strings.Contains(fault.Message(err), c.want) {

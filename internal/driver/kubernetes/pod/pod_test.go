@@ -176,7 +176,7 @@ func start(t *testing.T, settings podapi.Settings) *subject {
 
 func (s *subject) awaitListening(t *testing.T) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	for {
 		err := s.Do(ctx, s.pod, podapi.Order{Op: podapi.OpStatus}, nil)
@@ -319,7 +319,7 @@ func TestAPodBecomesASandbox(t *testing.T) {
 	})
 	t.Run("orphans are collected", func(t *testing.T) {
 		s.sh(t, "(setsid sh -c 'exit 3' &) ; true")
-		deadline := time.Now().Add(10 * time.Second)
+		deadline := time.Now().Add(2 * time.Minute)
 		for strings.Contains(s.sh(t, "ps -eo stat="), "Z") {
 			if time.Now().After(deadline) {
 				t.Fatal("a zombie stays")
@@ -334,7 +334,7 @@ func TestAPodBecomesASandbox(t *testing.T) {
 	})
 	t.Run("when the zygote is gone kernels are started by exec", func(t *testing.T) {
 		s.sh(t, "pkill -KILL -f zygote.py")
-		deadline := time.Now().Add(10 * time.Second)
+		deadline := time.Now().Add(2 * time.Minute)
 		for {
 			err := s.Do(t.Context(), s.pod, podapi.Order{Op: podapi.OpKernel, Kernel: "third"}, nil)
 			if fault.Is(err, fault.Unsupported) {

@@ -63,7 +63,7 @@ func listen(t *testing.T, ca *podapi.Authority, token string, heard *bytes.Buffe
 }
 
 func serve(conn *tls.Conn, token []byte, heard *bytes.Buffer) {
-	conn.SetDeadline(time.Now().Add(5 * time.Second))
+	conn.SetDeadline(time.Now().Add(2 * time.Minute))
 	if conn.Handshake() != nil || podapi.Prove(conn, token) != nil {
 		return
 	}
@@ -82,7 +82,7 @@ func serve(conn *tls.Conn, token []byte, heard *bytes.Buffer) {
 
 func order(t *testing.T, c *podapi.Client, p *podapi.Pod) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	return c.Do(ctx, p, podapi.Order{Op: podapi.OpBoot, Boot: &agentapi.Boot{ID: "sb-secret"}}, nil)
 }
@@ -146,7 +146,7 @@ func TestAForgedAuthorityIsNone(t *testing.T) {
 			conn, err := tls.Dial("tcp", p.Address, &tls.Config{Certificates: certificates, InsecureSkipVerify: true})
 			if err == nil {
 				// In TLS 1.3 a client learns with its first read that it was refused.
-				conn.SetDeadline(time.Now().Add(5 * time.Second))
+				conn.SetDeadline(time.Now().Add(2 * time.Minute))
 				_, err = conn.Read(make([]byte, 1))
 				conn.Close()
 			}
