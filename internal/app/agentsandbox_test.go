@@ -83,7 +83,7 @@ func TestAClaimIsReachedThroughTheRouter(t *testing.T) {
 		_, body := k.ask(t, "GET", claims+"/one", "", k.key)
 		return strings.Contains(body, "DependenciesReady")
 	}
-	for deadline := time.Now().Add(30 * time.Second); !ready(); {
+	for deadline := time.Now().Add(3 * time.Minute); !ready(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the claim is never ready")
 		}

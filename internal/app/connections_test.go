@@ -100,25 +100,42 @@ func TestSilentConnections_LeaveRoom(t *testing.T) {
 	addresses := []string{strings.TrimPrefix(s.URL, "http://"), strings.TrimPrefix(k.access.Server, "https://"), ""}
 	_, port, _ := net.SplitHostPort(s.Domain)
 	addresses[2] = "127.0.0.1:" + port
+	// A silent connection ends by itself after ten seconds. A client that is served before the first one does had no need to wait
+	// for that; one that waits does so at every try. On a machine under load the first try may take too long.
+	const tries = 10
+	for try := range tries {
+		took := betweenSilent(t, addresses, func() {
+			c, err := client.New(s.URL, string(s.Key))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if _, err := c.Templates(t.Context()); err != nil {
+				t.Errorf("a client between silent connections: %v", err)
+			}
+			if status, text := k.ask(t, "GET", k.access.Server+"/api", "", k.key); status != 200 {
+				t.Errorf("the Kubernetes API: %d %s", status, text)
+			}
+		})
+		if took < 9*time.Second {
+			return
+		}
+		t.Logf("try %d took %v", try, took)
+	}
+	t.Errorf("at none of %d tries were they served before the silent connections ended", tries)
+}
+
+// betweenSilent does something while 600 connections say nothing, and is how long that took since the first of them.
+func betweenSilent(t *testing.T, addresses []string, do func()) time.Duration {
+	t.Helper()
+	begun := time.Now()
 	for i := range 600 {
-		conn, err := net.Dial("tcp", addresses[i%3])
+		conn, err := net.Dial("tcp", addresses[i%len(addresses)])
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer conn.Close()
 	}
-	c, err := client.New(s.URL, string(s.Key))
-	if err != nil {
-		t.Fatal(err)
-	}
-	begun := time.Now()
-	if _, err := c.Templates(t.Context()); err != nil {
-		t.Errorf("a client between silent connections: %v", err)
-	}
-	if status, text := k.ask(t, "GET", k.access.Server+"/api", "", k.key); status != 200 {
-		t.Errorf("the Kubernetes API: %d %s", status, text)
-	}
-	if took := time.Since(begun); took > 9*time.Second { // the silent ones end by themselves after ten
-		t.Errorf("it took %v", took)
-	}
+	do()
+	return time.Since(begun)
 }

@@ -15,7 +15,8 @@ type shared struct{ sandbox.Driver }
 
 func (shared) Close() error { return nil }
 
-// ShareDriver has all servers that start before end use one driver, and miss each other soon.
+// ShareDriver has all servers that start before end use one driver, and miss each other soon: after ten seconds, because a
+// server that lives can be that late with its heartbeat on a machine under load.
 func ShareDriver() (end func() error) {
 	var once sync.Once
 	var driver sandbox.Driver
@@ -25,7 +26,7 @@ func ShareDriver() (end func() error) {
 		once.Do(func() { driver, err = before(cfg) })
 		return shared{driver}, err
 	}
-	pace = fleet.Config{Every: 100 * time.Millisecond, Dead: time.Second, Look: 200 * time.Millisecond}
+	pace = fleet.Config{Every: 100 * time.Millisecond, Dead: 10 * time.Second, Look: 200 * time.Millisecond}
 	return func() error {
 		newInproc, pace = before, fleet.Config{}
 		if driver == nil {

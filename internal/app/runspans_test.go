@@ -2,6 +2,7 @@ package app_test
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -198,13 +199,16 @@ func TestS2_32_WhatWasAskedForIsInTheSpanOfARunThatCouldNotBegin(t *testing.T) {
 func TestS2_61_S2_62_ParallelSnippetsAreSiblingsAndOverlap(t *testing.T) {
 	w := watch(t, false)
 	const n = 4
+	here := t.TempDir() // the sandboxes of this driver see the host's files
 	var all sync.WaitGroup
-	for range n {
+	for i := range n {
+		code := fmt.Sprintf("import os, time\nopen('%s/%d', 'w').close()\nwhile len(os.listdir('%[1]s')) < %[3]d: time.sleep(0.01)", here, i, n)
 		all.Go(func() {
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			defer cancel()
-			if _, err := w.Snippet(ctx, client.SnippetRequest{Code: "import time; time.sleep(2)", Network: true}); err != nil {
-				t.Error(err)
+			out, err := w.Snippet(ctx, client.SnippetRequest{Code: code, TimeoutSeconds: 120, Network: true})
+			if err != nil || out.ExitCode != 0 {
+				t.Errorf("%+v, %v", out, err)
 			}
 		})
 	}
