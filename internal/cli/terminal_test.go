@@ -78,7 +78,7 @@ func (c *console) key(t *testing.T, text string) {
 // await waits until the terminal shows something, and forgets what was before.
 func (c *console) await(t *testing.T, text string) string {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(3 * time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		c.mu.Lock()
 		seen := c.seen.String()
 		if strings.Contains(seen, text) {
@@ -112,7 +112,7 @@ func (c *console) command(t *testing.T, args ...string) (wait func() int) {
 		select {
 		case n := <-code:
 			return n
-		case <-time.After(30 * time.Second):
+		case <-time.After(3 * time.Minute):
 			t.Fatalf("cove %s does not end", strings.Join(args, " "))
 		}
 		return 0

@@ -74,7 +74,7 @@ func TestRealAgent(t *testing.T) {
 	if _, err := m.SetLifetime(t.Context(), acme, sb.ID, 50*time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	for e := range m.Events(ctx, acme, sandbox.EventQuery{Sandbox: sb.ID, Follow: true}) {
 		if e.Type == sandbox.LifecycleEnded {
@@ -92,7 +92,7 @@ func TestRealAgent(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for end := time.Now().Add(5 * time.Second); runtime.NumGoroutine() > before && time.Now().Before(end); {
+	for end := time.Now().Add(2 * time.Minute); runtime.NumGoroutine() > before && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond) // database/sql closes without waiting
 	}
 	if n := runtime.NumGoroutine(); n > before {

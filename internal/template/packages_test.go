@@ -38,7 +38,7 @@ func TestACommandThatIsGivenUpEndsWithItsChildren(t *testing.T) {
 	if err := cmd.Wait(); err == nil {
 		t.Error("it ended by itself")
 	}
-	for end := time.Now().Add(10 * time.Second); lives(child); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); lives(child); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("its child %d goes on", child)
 		}

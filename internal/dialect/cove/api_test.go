@@ -492,7 +492,7 @@ func TestEventsTellALife(t *testing.T) {
 	if err := sb.Kill(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	var types []string
 	for e, err := range w.client.Events(ctx, client.EventsRequest{Sandbox: sb.ID, Follow: true}) {

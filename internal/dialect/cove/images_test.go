@@ -179,7 +179,7 @@ func TestASandboxBeginsWithWhatItsImageStarts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); ; time.Sleep(5 * time.Millisecond) {
 		if text, _ := os.ReadFile(made); string(text) == "a b\n" {
 			break
 		} else if time.Now().After(end) {
