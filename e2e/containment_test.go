@@ -20,7 +20,8 @@ func TestS0_55_S0_66_S0_68_Containment(t *testing.T) {
 	quiet := measure(t, neighbour, func() bool { return false }, 200)
 	t.Logf("%-14s p50 %8v   p99 %8v   max %8v", "quiet", quiet.p50, quiet.p99, quiet.most)
 
-	// Each bomb gets three seconds. A busy machine may need longer until it says its word; there it gets another minute.
+	// Each bomb gets three seconds. A busy machine may need longer until it says its word; there it
+	// gets another minute.
 	const seconds, more = 3, 60
 	limits := client.Limits{CPUs: 1, MemoryBytes: 256 << 20, Pids: 128, DiskBytes: 128 << 20, OpenFiles: 256}
 	shell := func(line string) func(context.Context, *sandbox, float64) (*client.Output, error) {

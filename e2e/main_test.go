@@ -324,8 +324,9 @@ type sandbox struct {
 	*client.Sandbox
 }
 
-// patience is how long a single request of a test may take. It is longer than the server's own limits (a start has a minute), so
-// that a request that takes too long fails with the server's message.
+// patience is how long a single request of a test may take. It is longer than the server's own
+// limits (a start has a minute), so that a request that takes too long fails with the server's
+// message.
 const patience = 5 * time.Minute
 
 func (s *server) create(t testing.TB, req client.CreateRequest) *sandbox {
@@ -393,7 +394,8 @@ func (s *sandbox) sh(line string) string {
 	return strings.TrimSpace(out.Stdout)
 }
 
-// endsIn sets the deadline from now. A lifetime that is given to create counts from before the start and may pass during it.
+// endsIn sets the deadline from now. A lifetime that is given to create counts from before the
+// start and may pass during it.
 func (s *sandbox) endsIn(d time.Duration) {
 	s.t.Helper()
 	if err := s.SetTimeout(s.t.Context(), d); err != nil {

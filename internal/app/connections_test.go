@@ -100,8 +100,9 @@ func TestSilentConnections_LeaveRoom(t *testing.T) {
 	addresses := []string{strings.TrimPrefix(s.URL, "http://"), strings.TrimPrefix(k.access.Server, "https://"), ""}
 	_, port, _ := net.SplitHostPort(s.Domain)
 	addresses[2] = "127.0.0.1:" + port
-	// A silent connection ends by itself after ten seconds. A client that is served before the first one does had no need to wait
-	// for that; one that waits does so at every try. On a machine under load the first try may take too long.
+	// A silent connection ends by itself after ten seconds. A client that is served before the
+	// first one does had no need to wait for that; one that waits does so at every try. On a
+	// machine under load the first try may take too long.
 	const tries = 10
 	for try := range tries {
 		took := betweenSilent(t, addresses, func() {
@@ -125,7 +126,8 @@ func TestSilentConnections_LeaveRoom(t *testing.T) {
 	t.Errorf("at none of %d tries were they served before the silent connections ended", tries)
 }
 
-// betweenSilent does something while 600 connections say nothing, and is how long that took since the first of them.
+// betweenSilent does something while 600 connections say nothing, and is how long that took since
+// the first of them.
 func betweenSilent(t *testing.T, addresses []string, do func()) time.Duration {
 	t.Helper()
 	begun := time.Now()

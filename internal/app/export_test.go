@@ -15,8 +15,9 @@ type shared struct{ sandbox.Driver }
 
 func (shared) Close() error { return nil }
 
-// ShareDriver has all servers that start before end use one driver, and miss each other soon: after ten seconds, because a
-// server that lives can be that late with its heartbeat on a machine under load.
+// ShareDriver has all servers that start before end use one driver, and miss each other soon: after
+// ten seconds, because a server that lives can be that late with its heartbeat on a machine under
+// load.
 func ShareDriver() (end func() error) {
 	var once sync.Once
 	var driver sandbox.Driver

@@ -373,7 +373,8 @@ func (b *builder) Resolve(_ context.Context, _ auth.Principal, ref string) (buil
 	return build.Resolved{}, fault.New(fault.NotFound, "Template %s was not found", ref)
 }
 
-// since reports whether a time lies some while after a moment between begun and now, but for what its text rounds away.
+// since reports whether a time lies some while after a moment between begun and now, but for what
+// its text rounds away.
 func since(begun, at time.Time, after time.Duration) bool {
 	return !at.Before(begun.Add(after-time.Second)) && !at.After(time.Now().Add(after+time.Second))
 }

@@ -239,7 +239,8 @@ func (s *box) begin(t *testing.T, ctx context.Context, p agentapi.ExecParams) (*
 	return stream, next, started
 }
 
-// mark is the path of a file that is not there: a cell can wait until the test sets it, and the other way round.
+// mark is the path of a file that is not there: a cell can wait until the test sets it, and the
+// other way round.
 func (s *box) mark(t *testing.T) string {
 	t.Helper()
 	return strings.TrimSpace(s.exec(t, sh("pwd")).stdout) + fmt.Sprintf("/mark-%016x", rand.Uint64())

@@ -49,8 +49,8 @@ func (s *box) cpu(t *testing.T) int64 {
 	return u.CPUMS
 }
 
-// rest waits until a paused sandbox uses no more processor time and returns what it has used: a process that was exiting when
-// the pause began still ends.
+// rest waits until a paused sandbox uses no more processor time and returns what it has used: a
+// process that was exiting when the pause began still ends.
 func (s *box) rest(t *testing.T) int64 {
 	t.Helper()
 	used := s.cpu(t)

@@ -527,8 +527,8 @@ func TestForkOfABusyKernel(t *testing.T) {
 			boxes, _, err := parent.tryFork(1)
 			forked <- result{boxes, err}
 		}()
-		// The fork has its place in the queue before the cells that follow. The agent does not tell of it: a while is all that can
-		// be done from outside.
+		// The fork has its place in the queue before the cells that follow. The agent does not tell
+		// of it: a while is all that can be done from outside.
 		time.Sleep(2 * time.Second)
 		after := make(chan string, 2)
 		for i := range 2 {

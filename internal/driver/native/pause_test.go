@@ -50,8 +50,8 @@ func (b *box) cpu() int64 {
 	return u.CPUMS
 }
 
-// rest waits until a paused box uses no more processor time and returns what it has used: a process that was exiting when the
-// pause began still ends.
+// rest waits until a paused box uses no more processor time and returns what it has used: a process
+// that was exiting when the pause began still ends.
 func (b *box) rest() int64 {
 	b.t.Helper()
 	used := b.cpu()

@@ -70,7 +70,8 @@ func servers(t *testing.T, s Store) {
 func expelled(t *testing.T, s Store) {
 	join(t, s, "a", "b")
 	left := 0
-	// b goes on saying that it lives: two seconds must lie between two of its beats until it is missed.
+	// b goes on saying that it lives: two seconds must lie between two of its beats until it is
+	// missed.
 	for end := time.Now().Add(2 * time.Minute); left != 1 && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		all, _ := beat(t, s, "b", 2*time.Second)
 		left = len(all)

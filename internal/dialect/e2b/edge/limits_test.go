@@ -83,8 +83,8 @@ func TestAPageByHeaderSpeaksForNobody(t *testing.T) {
 	}
 }
 
-// TestARefusalDoesNotWaitForTheBody: a refusal that waits comes five seconds late at every try. One that is quicker once does not
-// wait; on a machine under load that may not be the first.
+// TestARefusalDoesNotWaitForTheBody: a refusal that waits comes five seconds late at every try. One
+// that is quicker once does not wait; on a machine under load that may not be the first.
 func TestARefusalDoesNotWaitForTheBody(t *testing.T) {
 	w := newWorld(t, nil)
 	w.domain.add("sba", target.Options{Secure: true}, nil)

@@ -515,7 +515,8 @@ func TestALinkGoesWithItsNamespaceOrWithDetach(t *testing.T) {
 	must(t, n.SetPolicy(2, internet))
 	next.expect(t, true, public)
 	s.expect(t, false, public)
-	// The janitor must not take the new link for the old one. What it still has to do of slot 2 it does no later than this.
+	// The janitor must not take the new link for the old one. What it still has to do of slot 2 it
+	// does no later than this.
 	w.sandbox(n, 3)
 	must(t, n.Detach(3))
 	eventually(t, "the link of the last one detached is deleted", func() bool {
