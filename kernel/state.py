@@ -2,7 +2,8 @@
 
 No method of an object is called, and none is hashed, compared or asked for its truth: a class may answer all of that in its
 own way. A value is told only where its type is exactly one of Python's own, or one of the few whose real class is known.
-Everything is bounded: how many, how long, how much time. Whatever goes wrong, the answer is None and the kernel lives on.
+Everything is bounded: how many variables, how long their texts, how many elements are looked at. Whatever goes wrong, the
+answer is None and the kernel lives on.
 """
 
 import time
@@ -15,9 +16,13 @@ MAX_BYTES = 512 << 10  # of all variables, as JSON; an agent takes a MiB of ever
 MAX_MODULES = 2000
 MAX_MODULE = 64  # characters of a module's name
 MAX_NODES = 200  # elements of one container that are looked at
+MAX_ALL_NODES = 30_000  # elements of all containers, which take 10 to 20 ms
 MAX_DEPTH = 4
 MAX_BITS = 4096  # of an integer that is written out
-MAX_SECONDS = 0.02
+# The counts above decide how much is told, so that it is the same on every machine. These two only keep a cell's end from
+# being late: time on the CPU, which a busy machine does not use up, and time that passes, which it does.
+MAX_CPU_SECONDS = 0.2
+MAX_SECONDS = 2
 UNKNOWN = "<non-serializable>"
 HEAP_TYPE = 1 << 9  # a class that was made in Python; those of C extensions are mostly static
 
@@ -132,14 +137,19 @@ class Snapshot:
 
     def __init__(self, modules):
         self.modules = modules
-        self.tables = None  # the classes of TABLES that are loaded, once somebody asks
+        self.tables = None  # the classes of TABLES that are loaded, found when the first one is needed
+        self.nodes = MAX_ALL_NODES
+        self.cpu_until, self.until = time.thread_time() + MAX_CPU_SECONDS, time.monotonic() + MAX_SECONDS
+
+    def late(self):
+        return time.thread_time() > self.cpu_until or time.monotonic() > self.until
 
     def variables(self, namespace, hidden):
-        until, left, told = time.monotonic() + MAX_SECONDS, MAX_BYTES, {}
+        left, told = MAX_BYTES, {}
         for name, value in list(dict.items(namespace)):
             if type(name) is not str or name.startswith("_") or name in ("In", "Out") or name in hidden and hidden[name] is value:
                 continue
-            if len(told) >= MAX_VARIABLES or left <= 0 or time.monotonic() > until:
+            if len(told) >= MAX_VARIABLES or left <= 0 or self.nodes <= 0 or self.late():
                 return told, True
             entry = {"type": name_of(type(value)), "value": self.describe(value)}
             told[name[:256]] = entry
@@ -151,7 +161,10 @@ class Snapshot:
         if kind is str:
             return shorten(value)
         if brackets(kind) is not None:
-            return shorten(Container().text(value, 0))
+            container = Container()
+            text = container.text(value, 0)
+            self.nodes -= MAX_NODES - container.nodes
+            return shorten(text)
         text = scalar(value, kind)
         if text is None:
             try:

@@ -782,6 +782,37 @@ del ran[:]
         self.assertTrue(held["truncated"])
         self.assertLessEqual(len(held["variables"]), 500)
 
+    def test_elements_are_bounded_over_all_variables(self):
+        """The state is cut by a count, so that it is the same on every machine."""
+        held = self.held("for i in range(400): globals()['v%03d' % i] = [0] * 1000\ndel i", self.own())
+        self.assertEqual(held["variables"].keys(), {"v%03d" % i for i in range(150)})  # 200 elements of each, 30,000 of all
+        self.assertTrue(held["truncated"])
+
+    def test_a_preempted_look_at_the_variables_is_whole(self):
+        """Other programs have the CPU for 100 ms before each variable."""
+        held = self.by_clocks(passes=0.1, works=0.001)
+        self.assertEqual((len(held["variables"]), held["truncated"]), (13, False))
+
+    def test_a_look_at_the_variables_ends_when_it_takes_too_long(self):
+        for passes, works, told in ((0.5, 0.001, 4), (0.1, 0.0625, 3)):  # more than 2 s, more than 0.2 s on the CPU
+            with self.subTest((passes, works)):
+                held = self.by_clocks(passes, works)
+                self.assertEqual((len(held["variables"]), held["truncated"]), (told, True))
+
+    def by_clocks(self, passes, works):
+        """The state of 13 variables by clocks that go on by so many seconds each time that they are read."""
+        kernel = self.own()
+        self.held("", kernel)  # which loads state.py
+        return self.held("""
+import sys as _sys
+class _Clocks:
+    passed = worked = 0
+    def monotonic(self): self.passed += %r; return self.passed
+    def thread_time(self): self.worked += %r; return self.worked
+_sys.modules["_cove_state"].time = _Clocks()
+for _i in range(13): globals()["v%%02d" %% _i] = _i
+""" % (passes, works), kernel)
+
     def test_names_that_are_no_names_are_passed_over(self):
         kernel = self.own()
         self.assertEqual(sorted(self.held("class Name(str): pass\nglobals()[7] = globals()[Name('n')] = 1; x = 1", kernel)["variables"]), ["Name", "x"])
