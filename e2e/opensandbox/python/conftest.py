@@ -14,7 +14,7 @@ from opensandbox import Sandbox, SandboxManager, SandboxManagerSync, SandboxSync
 from opensandbox.config import ConnectionConfig, ConnectionConfigSync
 
 IMAGE = "opensandbox/code-interpreter:v1.1.0"  # a name that the server maps to a template of its own
-LIFETIME = timedelta(minutes=2)  # what a test leaves behind is gone soon after
+LIFETIME = timedelta(minutes=20)  # what a test leaves behind is gone after it
 NEWEST = not importlib.metadata.version("opensandbox").startswith("0.")
 
 # What a Pod refuses, which one machine does.
@@ -54,7 +54,7 @@ class Wire:
     def __init__(self):
         self.url = "http://" + os.environ["OPEN_SANDBOX_DOMAIN"]
         self.key = os.environ["OPEN_SANDBOX_API_KEY"]
-        self.client = httpx.Client(timeout=30)
+        self.client = httpx.Client(timeout=120)
 
     def api(self, method, path, key=None, **kw):
         headers = {"OPEN-SANDBOX-API-KEY": self.key if key is None else key, **kw.pop("headers", {})}
@@ -111,7 +111,7 @@ def kill(sbx):
 @pytest.fixture(scope="module")
 def sandbox():
     """A sandbox that the tests of a module share: they leave it as they found it."""
-    sbx = SandboxSync.create(IMAGE, timeout=timedelta(minutes=10))
+    sbx = SandboxSync.create(IMAGE, timeout=timedelta(hours=2))
     yield sbx
     kill(sbx)
 
@@ -176,7 +176,7 @@ async def akill(sbx):
 
 @pytest.fixture(scope="module")
 async def asandbox():
-    sbx = await Sandbox.create(IMAGE, timeout=timedelta(minutes=10))
+    sbx = await Sandbox.create(IMAGE, timeout=timedelta(hours=2))
     yield sbx
     await akill(sbx)
 

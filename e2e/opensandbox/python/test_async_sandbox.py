@@ -68,7 +68,7 @@ async def test_pause_and_resume(amake, amanager):
     assert (await sbx.get_info()).status.state == "Paused"
     began = time.monotonic()
     assert not await sbx.is_healthy()
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20
     again = await Sandbox.resume(sbx.id)
     assert await again.files.read_file("/tmp/kept") == "kept"
     await again.close()
@@ -121,7 +121,7 @@ async def test_the_egress_policy(amake):
 async def test_endpoints(asandbox, wire):
     endpoint = await asandbox.get_endpoint(44772)
     assert endpoint.endpoint.endswith("/44772") and wire.at(endpoint, "GET", "/ping").status_code == 200
-    signed = await asandbox.get_signed_endpoint(44772, int(time.time()) + 60)
+    signed = await asandbox.get_signed_endpoint(44772, int(time.time()) + 600)
     assert wire.client.get(f"http://{signed.endpoint}/ping").status_code == 200
 
 
@@ -138,7 +138,7 @@ async def test_diagnostics(asandbox, amanager):
 async def test_ready_and_destroyed(amake, amanager):
     assert NEWEST
     sbx = await amake(skip_health_check=True)
-    await sbx.check_ready(timedelta(seconds=10), timedelta(milliseconds=20))
+    await sbx.check_ready(timedelta(seconds=120), timedelta(milliseconds=20))
     await sbx.destroy()
     with pytest.raises(SandboxApiException):
         await amanager.get_sandbox_info(sbx.id)

@@ -36,7 +36,7 @@ def box():
 
 @proves("osb sandbox create", "osb sandbox get", "osb sandbox list", "osb sandbox kill")
 def test_a_sandbox_from_the_command_line(tag):
-    made = parsed("sandbox", "create", "--image", IMAGE, "--timeout", "5m", "-e", "A=1", "-m", f"run={tag}", "--resource", "cpu=1", "--resource", "memory=512Mi")
+    made = parsed("sandbox", "create", "--image", IMAGE, "--timeout", "50m", "-e", "A=1", "-m", f"run={tag}", "--resource", "cpu=1", "--resource", "memory=512Mi")
     got = parsed("sandbox", "get", made["id"])
     assert got["status"]["state"] == "Running" and got["metadata"] == {"run": tag}
     listed = parsed("sandbox", "list", "-m", f"run={tag}", "-s", "Running")
@@ -49,9 +49,9 @@ def test_a_sandbox_from_the_command_line(tag):
 @proves("osb command run")
 def test_the_program_as_a_person_runs_it(box):
     program = os.path.join(os.path.dirname(sys.executable), "osb")
-    done = subprocess.run([program, "command", "run", box, "--", "echo", "hello"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    done = subprocess.run([program, "command", "run", box, "--", "echo", "hello"], capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stdout.strip()) == (0, "hello"), done.stderr
-    failed = subprocess.run([program, "sandbox", "get", "none"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    failed = subprocess.run([program, "sandbox", "get", "none"], capture_output=True, text=True, timeout=600, stdin=subprocess.DEVNULL)
     assert failed.returncode != 0 and "none" in failed.stdout + failed.stderr
 
 
@@ -78,7 +78,7 @@ def test_commands(box):
     assert osb("command", "run", box, "-o", "raw", "--", "echo", "hello").strip() == "hello"
     assert osb("command", "run", box, "-o", "raw", "--argv", "--", "printf", "%s", "$HOME").strip() == "$HOME"
     assert osb("command", "run", box, "-w", "/usr", "-o", "raw", "--", "pwd").strip() == "/usr"
-    started = json.loads(osb("command", "run", box, "-d", "-o", "json", "--", "sh", "-c", "echo in the back; sleep 100"))
+    started = json.loads(osb("command", "run", box, "-d", "-o", "json", "--", "sh", "-c", "echo in the back; sleep 3600"))
     ident = started["execution_id"]
     assert parsed("command", "status", box, ident)["running"] is True
     eventually(lambda: "in the back" in osb("command", "logs", box, ident))

@@ -13,6 +13,17 @@ from opensandbox.models.execd_sync import ExecutionHandlersSync
 proves = pytest.mark.proves
 run = proves("codes.run")
 
+# A cell that writes a file of its own and waits for another one, which a cell elsewhere or the test writes.
+MEETS = """
+import os, time
+open('{folder}/{own}', 'w').close()
+until = time.monotonic() + 120
+while not os.path.exists('{folder}/{other}'):
+    assert time.monotonic() < until, 'the other one never comes'
+    time.sleep(0.01)
+'met'
+"""
+
 
 def text(execution):
     return "".join(m.text for m in execution.logs.stdout)
@@ -24,7 +35,7 @@ def test_an_interpreter_is_ready_at_once(make):
     began = time.monotonic()
     interpreter = CodeInterpreterSync.create(sbx)
     assert interpreter.codes.run("2 + 2").result[0].text == "4"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 50
     assert interpreter.id == sbx.id
 
 
@@ -81,15 +92,19 @@ def test_contexts_are_apart(code):
 
 
 @run
-def test_contexts_run_at_the_same_time(code):
+def test_contexts_run_at_the_same_time(code, folder):
     a, b = (code.codes.create_context("python") for _ in range(2))
-    began = time.monotonic()
-    threads = [threading.Thread(target=lambda c=c: code.codes.run("import time; time.sleep(1)", context=c)) for c in (a, b)]
+    met = []
+
+    def meet(context, own, other):
+        met.append(code.codes.run(MEETS.format(folder=folder, own=own, other=other), context=context).result[0].text)
+
+    threads = [threading.Thread(target=meet, args=args) for args in ((a, "a", "b"), (b, "b", "a"))]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    assert time.monotonic() - began < 1.9
+    assert met == ["'met'", "'met'"]
     for c in (a, b):
         code.codes.delete_context(c.id)
 
@@ -100,8 +115,8 @@ def test_an_interrupt_leaves_the_context_usable(code):
     code.codes.run("kept = 1", context=context)
     began = time.monotonic()
     interrupt = lambda event: threading.Thread(target=lambda: code.codes.interrupt(event.id)).start()  # noqa: E731
-    execution = code.codes.run("import time\ntime.sleep(60)", context=context, handlers=ExecutionHandlersSync(on_init=interrupt))
-    assert time.monotonic() - began < 10
+    execution = code.codes.run("import time\ntime.sleep(3600)", context=context, handlers=ExecutionHandlersSync(on_init=interrupt))
+    assert time.monotonic() - began < 100
     assert execution.error.name == "KeyboardInterrupt"
     assert code.codes.run("kept + 1", context=context).result[0].text == "2"
     with pytest.raises(SandboxException):
@@ -110,12 +125,17 @@ def test_an_interrupt_leaves_the_context_usable(code):
 
 
 @run
-def test_output_comes_while_code_runs(code):
-    times = []
-    began = time.monotonic()
-    handlers = ExecutionHandlersSync(on_stdout=lambda m: times.append(time.monotonic() - began))
-    code.codes.run("import time\nprint('a', flush=True)\ntime.sleep(1)\nprint('b')", handlers=handlers)
-    assert times[0] < 0.8 and times[-1] > 0.9
+def test_output_comes_while_code_runs(code, folder):
+    seen = []
+
+    def heard(message):
+        seen.append(message.text)
+        if "".join(seen).strip() == "a":
+            code.sandbox.files.write_file(f"{folder}/b", "the first line is here")
+
+    source = "print('a', flush=True)\n" + MEETS.format(folder=folder, own="a", other="b")
+    execution = code.codes.run(source, handlers=ExecutionHandlersSync(on_stdout=heard))
+    assert "".join(seen).strip() == "a" and execution.result[0].text == "'met'"
 
 
 @run
@@ -183,7 +203,7 @@ def test_a_chart_is_a_result(code, wire):
     """Upstream loses them; the synchronous SDK shows a result's text only, so the wire is looked at."""
     endpoint = code.sandbox.get_endpoint(44772)
     source = "import matplotlib\nmatplotlib.use('agg')\nimport matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
-    answer = wire.at(endpoint, "POST", "/code", json={"code": source, "context": {"language": "python"}}, timeout=60)
+    answer = wire.at(endpoint, "POST", "/code", json={"code": source, "context": {"language": "python"}}, timeout=600)
     assert '"image/png"' in answer.text
 
 
@@ -193,7 +213,7 @@ def test_a_busy_context_says_so(code):
     inits = threading.Event()
     thread = threading.Thread(target=lambda: code.codes.run("import time; time.sleep(1.5)", context=context, handlers=ExecutionHandlersSync(on_init=lambda e: inits.set())))
     thread.start()
-    assert inits.wait(10)
+    assert inits.wait(100)
     time.sleep(0.2)
     try:
         second = code.codes.run("1", context=context)

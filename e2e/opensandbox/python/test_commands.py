@@ -13,6 +13,12 @@ from opensandbox.models.execd_sync import ExecutionHandlersSync
 
 proves = pytest.mark.proves
 run = proves("commands.run")
+LIMIT = RunCommandOpts(timeout=timedelta(minutes=2))  # a command that waits in vain ends after it
+
+
+def until(folder):
+    """A part of a command that waits until the test writes the file go."""
+    return f"until [ -e {folder}/go ]; do sleep 0.01; done"
 
 
 @run
@@ -74,12 +80,17 @@ def test_each_event_comes_once(sandbox):
 
 
 @run
-def test_S3_49_output_comes_while_the_command_runs(sandbox):
-    times = []
-    began = time.monotonic()
-    handlers = ExecutionHandlersSync(on_stdout=lambda m: times.append(time.monotonic() - began))
-    sandbox.commands.run("echo first; sleep 1; echo second", handlers=handlers)
-    assert times[0] < 0.7 and times[1] - times[0] > 0.7
+def test_S3_49_output_comes_while_the_command_runs(sandbox, folder):
+    seen = []
+
+    def heard(message):
+        seen.append(line(message.text))
+        if seen == ["first"]:
+            sandbox.files.write_file(f"{folder}/go", "the first line is here")
+
+    handlers = ExecutionHandlersSync(on_stdout=heard)
+    done = sandbox.commands.run(f"echo first; {until(folder)}; echo second", opts=LIMIT, handlers=handlers)
+    assert seen == ["first", "second"] and done.exit_code == 0
 
 
 @run
@@ -90,7 +101,7 @@ def test_a_command_ends_without_a_tail(sandbox):
         began = time.monotonic()
         sandbox.commands.run("true")
         took.append(time.monotonic() - began)
-    assert sorted(took)[5] < 0.1, took
+    assert min(took) < 0.5, took
 
 
 @run
@@ -143,8 +154,8 @@ def test_S3_50_where_and_with_what_it_runs(sandbox, folder):
 @run
 def test_S3_50_a_timeout_ends_it(sandbox):
     began = time.monotonic()
-    execution = sandbox.commands.run("sleep 30 & sleep 30", opts=RunCommandOpts(timeout=timedelta(seconds=1)))
-    assert time.monotonic() - began < 5
+    execution = sandbox.commands.run("sleep 3600 & sleep 3600", opts=RunCommandOpts(timeout=timedelta(seconds=1)))
+    assert time.monotonic() - began < 50
     assert execution.error.name == "CommandExecError" and execution.exit_code == -1
 
 
@@ -168,16 +179,16 @@ def test_a_variable_stays_for_later_commands(make):
 
 
 @proves("commands.run", "commands.get_command_status", "commands.get_background_command_logs")
-def test_S3_50_a_command_in_the_background(sandbox):
-    began = time.monotonic()
-    started = sandbox.commands.run("echo one; echo two >&2; sleep 0.5; echo three; exit 4", opts=RunCommandOpts(background=True))
-    assert time.monotonic() - began < 0.5 and started.exit_code is None
+def test_S3_50_a_command_in_the_background(sandbox, folder):
+    started = sandbox.commands.run(f"echo one; echo two >&2; {until(folder)}; echo three; exit 4", opts=RunCommandOpts(background=True))
+    assert started.exit_code is None  # and the call is over while the command waits
     status = sandbox.commands.get_command_status(started.id)
     assert status.id == started.id and status.running and status.exit_code is None
     assert "echo three" in status.content
-    assert abs((status.started_at - datetime.now(timezone.utc)).total_seconds()) < 30
+    assert abs((status.started_at - datetime.now(timezone.utc)).total_seconds()) < 300
     first = eventually(lambda: (l := sandbox.commands.get_background_command_logs(started.id)).content.count("\n") >= 2 and l)
     assert {"one", "two"} <= set(first.content.split())
+    sandbox.files.write_file(f"{folder}/go", "")
     done = eventually(lambda: not (s := sandbox.commands.get_command_status(started.id)).running and s)
     assert done.exit_code == 4 and done.finished_at >= done.started_at
     rest = sandbox.commands.get_background_command_logs(started.id, cursor=first.cursor)
@@ -206,8 +217,8 @@ def test_S3_51_an_interrupt_ends_a_command(sandbox):
         ids.append(event.id)
         threading.Thread(target=lambda: sandbox.commands.interrupt(event.id)).start()
 
-    ran.append(sandbox.commands.run("sleep 60", handlers=ExecutionHandlersSync(on_init=interrupt)))
-    assert time.monotonic() - began < 10
+    ran.append(sandbox.commands.run("sleep 3600", handlers=ExecutionHandlersSync(on_init=interrupt)))
+    assert time.monotonic() - began < 100
     assert ran[0].error.value and ran[0].complete is None
     with pytest.raises(SandboxException):
         sandbox.commands.interrupt(ids[0])
@@ -237,16 +248,18 @@ def test_a_session_begins_where_it_was_told_and_has_a_timeout(sandbox, folder):
     session = sandbox.commands.create_session(working_directory=folder)
     assert out(sandbox.commands.run_in_session(session, "pwd")) == [folder]
     began = time.monotonic()
-    late = sandbox.commands.run_in_session(session, "sleep 30", timeout=timedelta(seconds=1))
-    assert late.error is not None and time.monotonic() - began < 8
+    late = sandbox.commands.run_in_session(session, "sleep 3600", timeout=timedelta(seconds=1))
+    assert late.error is not None and time.monotonic() - began < 80
     sandbox.commands.delete_session(session)
 
 
 @run
 def test_a_client_that_leaves_does_not_end_its_command(sandbox, folder, wire):
     endpoint = sandbox.get_endpoint(44772)
-    with wire.client.stream("POST", f"http://{endpoint.endpoint}/command", headers=endpoint.headers, json={"command": f"sleep 0.5; touch {folder}/done"}) as stream:
+    command = {"command": f"{until(folder)}; touch {folder}/done"}
+    with wire.client.stream("POST", f"http://{endpoint.endpoint}/command", headers=endpoint.headers, json=command) as stream:
         next(stream.iter_bytes())
+    sandbox.files.write_file(f"{folder}/go", "")
     eventually(lambda: sandbox.commands.run(f"test -e {folder}/done").exit_code == 0)
 
 

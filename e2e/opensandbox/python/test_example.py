@@ -221,7 +221,7 @@ async def test_S3_41_twenty_graphs_in_one_loop(wire):
 
 @pytest.mark.parametrize("script", ["main.py", "search.py"])
 def test_S3_23_S3_39_S3_40_the_program_as_a_person_runs_it(script):
-    done = subprocess.run([sys.executable, "-B", script, "--scripted"], cwd=EXAMPLE, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-B", script, "--scripted"], cwd=EXAMPLE, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     nodes = ["[create]", "[prepare]", "[run]", "[decide]", "[inspect]", "[cleanup]"]
@@ -233,7 +233,7 @@ def test_S3_23_S3_39_S3_40_the_program_as_a_person_runs_it(script):
 
 
 def test_S3_40_without_a_key_a_script_answers_and_it_says_what_to_do():
-    done = subprocess.run([sys.executable, "-B", "main.py"], cwd=EXAMPLE, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-B", "main.py"], cwd=EXAMPLE, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and "Summary: In short" in done.stdout, done.stderr
     assert "ANTHROPIC_API_KEY" in done.stderr and "--scripted" in done.stderr
 

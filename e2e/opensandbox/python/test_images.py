@@ -136,7 +136,7 @@ def test_an_image_of_one_file_runs_it(make):
 
 @proves("Sandbox.create (image)")
 def test_an_image_of_many_layers(make):
-    sbx = make(f"{REGISTRY}/deep:1", connection_config=None, ready_timeout=timedelta(seconds=60))
+    sbx = make(f"{REGISTRY}/deep:1", connection_config=None, ready_timeout=timedelta(minutes=10))
     assert out(sbx.commands.run("ls /layers | wc -l")) == ["100"]
 
 

@@ -20,7 +20,7 @@ def test_a_pool_gives_sandboxes_that_are_ready(tag, wire):
     pool.start()
     try:
         eventually(lambda: pool.snapshot().idle_count >= 2)
-        sbx = pool.acquire(sandbox_timeout=timedelta(minutes=2))
+        sbx = pool.acquire(sandbox_timeout=timedelta(minutes=20))
         assert out(sbx.commands.run("echo pooled")) == ["pooled"]
         kill(sbx)
     finally:

@@ -27,7 +27,7 @@ class Terminal:
         return self.wire.at(self.endpoint, "DELETE", f"/pty/{self.id}")
 
 
-def read_until(ws, word, seconds=10):
+def read_until(ws, word, seconds=100):
     """Binary output until a word is in it; text messages are kept apart."""
     data, texts = b"", []
     end = time.monotonic() + seconds
@@ -46,7 +46,7 @@ def read_until(ws, word, seconds=10):
 def test_a_terminal_speaks_and_is_resized(wire, sandbox):
     terminal = Terminal(wire, sandbox, cwd="/tmp")
     with terminal.attach() as ws:
-        connected = json.loads(ws.recv(timeout=10))
+        connected = json.loads(ws.recv(timeout=100))
         assert connected == {"type": "connected", "session_id": terminal.id, "mode": "pty"}
         ws.send(json.dumps({"type": "resize", "cols": 101, "rows": 33}))
         ws.send(b"\x00stty size; tty; pwd\n")
@@ -54,7 +54,7 @@ def test_a_terminal_speaks_and_is_resized(wire, sandbox):
         assert b"33 101" in data and b"/dev/pts/" in data
         ws.send(json.dumps({"type": "ping"}))
         while True:
-            message = ws.recv(timeout=10)
+            message = ws.recv(timeout=100)
             if isinstance(message, str):
                 assert json.loads(message)["type"] == "pong"
                 break
@@ -63,7 +63,7 @@ def test_a_terminal_speaks_and_is_resized(wire, sandbox):
         texts = []
         with pytest.raises(websockets.exceptions.ConnectionClosed):
             while True:
-                message = ws.recv(timeout=10)
+                message = ws.recv(timeout=100)
                 if isinstance(message, str):
                     texts.append(json.loads(message))
         assert texts[-1] == {"type": "exit", "exit_code": 7}
@@ -89,7 +89,7 @@ def test_a_terminal_is_left_and_found_again(wire, sandbox):
             read_until(taken, b"taken-kept")
         with pytest.raises(websockets.exceptions.ConnectionClosed) as closed:
             while True:
-                ws.recv(timeout=10)
+                ws.recv(timeout=100)
         assert closed.value.rcvd.code == 4001
     terminal.delete()
 
@@ -101,7 +101,7 @@ def test_pipes_keep_the_streams_apart(wire, sandbox):
     with terminal.attach("pty=0") as ws:
         with pytest.raises(websockets.exceptions.ConnectionClosed):
             while True:
-                message = ws.recv(timeout=10)
+                message = ws.recv(timeout=100)
                 if isinstance(message, bytes):
                     streams[message[0]] += message[1:]
     assert streams == {1: b"out\n", 2: b"err\n"}
