@@ -29,13 +29,13 @@ def test_S1_23_S1_25_execute(backend):
 
 def test_S1_27_S1_28_S1_29_S1_30_S1_32_timeouts(backend):
     begun = time.monotonic()
-    got = backend.execute("echo run >> counter; echo before; sleep 10", timeout=2)
+    got = backend.execute("echo run >> counter; echo before; sleep 3600", timeout=20)
     assert (got.exit_code, got.output) == (124, "before\n")
-    assert time.monotonic() - begun < 6
+    assert time.monotonic() - begun < 60
     assert backend.execute("cat counter").output == "run\n"
     hasty = KubernetesAgentSandbox(sandbox=backend.sandbox, timeout=1)
-    assert hasty.execute("sleep 10").exit_code == 124
-    assert hasty.execute("sleep 1.5; echo done", timeout=20).output == "done\n"
+    assert hasty.execute("sleep 3600").exit_code == 124
+    assert hasty.execute("sleep 1.5; echo done", timeout=200).output == "done\n"
 
 
 def test_S1_16_S1_17_S1_18_S1_19_files(backend):
@@ -56,14 +56,14 @@ def test_S1_13_S1_14_until_terminate(backend):
     begun = time.monotonic()
     with pytest.raises(Exception):
         own.execute("true")
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 100
 
 
 def test_clean_up_by_the_id_of_the_sandbox():
     made = raw()
     own = client()
     own.delete_sandbox(made.sandbox_id, namespace=NAMESPACE)
-    end = time.monotonic() + 15
+    end = time.monotonic() + 120
     while made.sandbox_id in own.list_all_sandboxes(namespace=NAMESPACE):
         assert time.monotonic() < end, "it is still there"
         time.sleep(0.1)
@@ -77,5 +77,5 @@ def test_S1_7_S1_9_S1_37_S1_38_the_example_runs(program, says):
     env = {**os.environ, "LANGSMITH_TRACING": "false"}
     if os.environ.get("AGENT_SANDBOX_WAY") != "tunnel":
         env["SANDBOX_ROUTER_URL"] = os.environ["AGENT_SANDBOX_ROUTER_URL"]
-    done = subprocess.run([sys.executable, "-B", "main.py", program, "--scripted"], cwd=EXAMPLE, env=env, capture_output=True, text=True, timeout=180)
+    done = subprocess.run([sys.executable, "-B", "main.py", program, "--scripted"], cwd=EXAMPLE, env=env, capture_output=True, text=True, timeout=1800)
     assert (done.stdout, done.returncode) == (says, 0), done.stdout + done.stderr

@@ -43,34 +43,34 @@ def test_files_stay_between_commands_and_variables_do_not(sandbox, folder):
 
 def test_S1_29_S1_30_S1_32_over_its_time_a_command_ends_with_124_and_ran_once(sandbox, folder):
     begun = time.monotonic()
-    got = sandbox.commands.run(f"echo run >> {folder}/counter; echo before; sleep 10", timeout=2)
+    got = sandbox.commands.run(f"echo run >> {folder}/counter; echo before; sleep 3600", timeout=20)
     took = time.monotonic() - begun
     assert got.exit_code == 124, got
     assert got.stdout == "before\n"
     assert "killed" in got.stderr
-    assert took < (6 if VERSION < (0, 5) else 2.5)
+    assert took < (60 if VERSION < (0, 5) else 25)
     assert sandbox.commands.run(f"cat {folder}/counter").stdout == "run\n"
     assert sandbox.commands.run("echo usable").stdout == "usable\n"
 
 
 def test_S1_31_the_whole_tree_is_killed(sandbox, folder):
-    sandbox.commands.run(f"(sleep 30; touch {folder}/late) & sleep 30", timeout=1)
-    # A client whose own clock runs out asks before the server has acted: the sleeps have seconds to end, not thirty.
-    until = time.monotonic() + 5
+    sandbox.commands.run(f"(sleep 3600; touch {folder}/late) & sleep 3600", timeout=1)
+    # A client whose own clock runs out asks before the server has acted: the sleeps have a minute to end, not an hour.
+    until = time.monotonic() + 60
     while (left := sandbox.commands.run("pgrep -x sleep").stdout) and time.monotonic() < until:
         time.sleep(0.1)
     assert left == ""
 
 
 def test_in_time_nothing_is_cut(sandbox):
-    got = sandbox.commands.run("sleep 1; echo done", timeout=5)
+    got = sandbox.commands.run("sleep 1; echo done", timeout=60)
     assert (got.stdout, got.exit_code) == ("done\n", 0)
 
 
 def test_a_background_process_lives_on(sandbox, folder):
     got = sandbox.commands.run(f"nohup sh -c 'sleep 1; echo later > {folder}/later' >/dev/null 2>&1 & echo started")
     assert got.stdout == "started\n"
-    got = sandbox.commands.run(f"until [ -s {folder}/later ]; do sleep 0.05; done; cat {folder}/later", timeout=20)
+    got = sandbox.commands.run(f"until [ -s {folder}/later ]; do sleep 0.05; done; cat {folder}/later", timeout=120)
     assert got.stdout == "later\n"
 
 
@@ -82,7 +82,7 @@ def test_the_same_command_twice_is_run_twice(sandbox, folder):
 
 @pytest.mark.since(1, 0)
 def test_a_limit_of_the_command_itself(sandbox):
-    got = sandbox.commands.run("echo before; sleep 10", command_timeout=1)
+    got = sandbox.commands.run("echo before; sleep 3600", command_timeout=10)
     assert (got.exit_code, got.timed_out, got.stdout) == (124, True, "before\n")
 
 

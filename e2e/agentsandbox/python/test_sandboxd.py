@@ -26,7 +26,7 @@ def test_commands(sandbox):
 
 
 def test_over_its_time(sandbox):
-    got = sandbox.commands.run("echo run >> counter; sleep 10", command_timeout=1)
+    got = sandbox.commands.run("echo run >> counter; sleep 3600", command_timeout=10)
     assert (got.exit_code, got.timed_out) == (124, True)
     assert sandbox.commands.run("cat counter; pgrep -x sleep").stdout == "run\n"
 

@@ -17,7 +17,7 @@ def ask(path, method="GET", data=None, base=ROUTER, **headers):
     """Sends a request and gives status, body and headers of the answer."""
     request = urllib.request.Request(base + path, method=method, data=data, headers={k.replace("_", "-"): v for k, v in headers.items()})
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return answer.status, answer.read(), answer.headers
     except urllib.error.HTTPError as error:
         return error.code, error.read(), error.headers
@@ -111,7 +111,7 @@ def test_a_port_that_nobody_listens_on(sandbox):
 
 
 def kubectl(*args, config="KUBECONFIG", **options):
-    return subprocess.run(["kubectl", *args], capture_output=True, text=True, timeout=60, env={**os.environ, "KUBECONFIG": os.environ[config]}, **options)
+    return subprocess.run(["kubectl", *args], capture_output=True, text=True, timeout=600, env={**os.environ, "KUBECONFIG": os.environ[config]}, **options)
 
 
 def test_kubectl_lists_what_there_is(sandbox):
