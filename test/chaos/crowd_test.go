@@ -296,7 +296,7 @@ func (f *fault) count(s *testserver.Server, residents []resident) testserver.Cen
 func (f *fault) nothingLeft(s *testserver.Server, residents []resident, before testserver.Census) {
 	f.Helper()
 	var more []string
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * soon); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
 		now := f.count(s, residents)
 		if more = now.Above(allowing(before, now["maker's pool"]-before["maker's pool"])); len(more) == 0 {
 			return
