@@ -5,7 +5,7 @@ import json
 import time
 
 
-def eventually(check, seconds=15.0, every=0.05):
+def eventually(check, seconds=120.0, every=0.05):
     """Waits until check returns something true, and returns it."""
     end = time.monotonic() + seconds
     while True:
@@ -17,7 +17,7 @@ def eventually(check, seconds=15.0, every=0.05):
         time.sleep(every)
 
 
-async def aeventually(check, seconds=15.0, every=0.05):
+async def aeventually(check, seconds=120.0, every=0.05):
     """eventually for coroutines."""
     end = time.monotonic() + seconds
     while True:

@@ -15,7 +15,7 @@ function e2b(args, { cwd, input } = {}) {
   const home = mkdtempSync(join(tmpdir(), 'cove-e2b-home-'))
   return new Promise((resolve) => {
     const env = { ...process.env, HOME: home, NO_COLOR: '1', CI: '1' }
-    const child = execFile(process.execPath, [program, ...args], { env, cwd, timeout: 60_000 }, (err, stdout, stderr) =>
+    const child = execFile(process.execPath, [program, ...args], { env, cwd, timeout: 600_000 }, (err, stdout, stderr) =>
       resolve({ code: err ? (err.code ?? -1) : 0, stdout, stderr }),
     )
     child.stdin.end(input ?? '')
@@ -46,7 +46,7 @@ proves(['e2b sandbox exec'], 'exec', async ({ make }) => {
 })
 
 proves(['e2b sandbox create', 'e2b sandbox pause', 'e2b sandbox resume'], 'create, pause, resume', async () => {
-  const out = await ok(['sandbox', 'create', 'base', '--detach', '--timeout', '60'])
+  const out = await ok(['sandbox', 'create', 'base', '--detach', '--timeout', '600'])
   const id = out.match(/\bi?[a-z0-9]{15,}\b/)?.[0]
   assert.ok(id, out)
   try {
@@ -65,12 +65,12 @@ proves(['e2b sandbox connect'], 'a terminal', async ({ make }) => {
   let seen = ''
   child.stdout.on('data', (d) => void (seen += d))
   try {
-    await eventually(() => /[$#] ?$/m.test(seen.trimEnd()) || seen.includes('user@'), 20_000)
+    await eventually(() => /[$#] ?$/m.test(seen.trimEnd()) || seen.includes('user@'))
     child.stdin.write('echo c$((1+1))l\n')
-    await eventually(() => seen.includes('c2l'), 10_000)
+    await eventually(() => seen.includes('c2l'))
   } finally {
     child.stdin.end('exit\n')
-    await eventually(() => child.exitCode !== null, 10_000).catch(() => child.kill('SIGKILL'))
+    await eventually(() => child.exitCode !== null, 60_000).catch(() => child.kill('SIGKILL'))
   }
 })
 
@@ -86,7 +86,7 @@ proves(['e2b sandbox logs'], 'logs', async ({ make }) => {
 
 proves(['e2b sandbox metrics'], 'metrics', async ({ make }) => {
   const sbx = await make()
-  await eventually(async () => (await sbx.getMetrics()).length, 30_000, 500)
+  await eventually(async () => (await sbx.getMetrics()).length, 120_000, 500)
   assert.match(await ok(['sandbox', 'metrics', sbx.sandboxId, '--format', 'json']), /cpuUsedPct|cpu/i)
 })
 

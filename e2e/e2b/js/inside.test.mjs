@@ -9,16 +9,16 @@ proves(['commands.run'], 'commands', async ({ make }) => {
   const done = await sbx.commands.run('echo out; echo err >&2', { onStdout: (s) => heard.push(s), onStderr: (s) => heard.push(s) })
   assert.deepEqual([done.stdout, done.stderr, done.exitCode, heard.sort()], ['out\n', 'err\n', 0, ['err\n', 'out\n']])
   await assert.rejects(sbx.commands.run('exit 5'), (e) => e instanceof CommandExitError && e.exitCode === 5)
-  await assert.rejects(sbx.commands.run('sleep 30', { timeoutMs: 1_000 }), TimeoutError)
+  await assert.rejects(sbx.commands.run('sleep 3600', { timeoutMs: 1_000 }), TimeoutError)
   assert.equal((await sbx.commands.run('whoami; pwd', { user: 'root', cwd: '/tmp' })).stdout, 'root\n/tmp\n')
   assert.equal((await sbx.commands.run("printf 'a%.0s' $(seq 8191); printf '\\xe2'")).stdout, 'a'.repeat(8191) + '\ufffd')
 })
 
 proves(['commands.run', 'commands.list', 'commands.kill', 'CommandHandle.kill', 'CommandHandle.wait'], 'background commands', async ({ make }) => {
   const sbx = await make()
-  const handle = await sbx.commands.run('echo begun; sleep 60', { background: true })
+  const handle = await sbx.commands.run('echo begun; sleep 3600', { background: true })
   assert.ok((await sbx.commands.list()).some((p) => p.pid === handle.pid))
-  await eventually(() => handle.stdout === 'begun\n', 5_000)
+  await eventually(() => handle.stdout === 'begun\n')
   assert.equal(await handle.kill(), true)
   await assert.rejects(handle.wait(), (e) => e instanceof CommandExitError && e.exitCode === -1 && e.error === 'signal: killed')
   assert.equal(await sbx.commands.kill(999_999), false)
@@ -26,9 +26,10 @@ proves(['commands.run', 'commands.list', 'commands.kill', 'CommandHandle.kill', 
 
 proves(['commands.connect', 'CommandHandle.disconnect'], 'disconnect and connect', async ({ make }) => {
   const sbx = await make()
-  const handle = await sbx.commands.run('sleep 0.5; echo late; exit 2', { background: true })
+  const handle = await sbx.commands.run('until [ -e /tmp/go ]; do sleep 0.01; done; echo late; exit 2', { background: true, timeoutMs: 120_000 })
   await handle.disconnect()
-  const again = await sbx.commands.connect(handle.pid)
+  const again = await sbx.commands.connect(handle.pid, { timeoutMs: 120_000 })
+  await sbx.files.write('/tmp/go', '')
   await assert.rejects(again.wait(), (e) => e.exitCode === 2 && e.stdout === 'late\n')
   await assert.rejects(sbx.commands.connect(999_999), NotFoundError)
 })
@@ -59,7 +60,7 @@ proves(['pty.create', 'pty.sendInput', 'pty.resize', 'pty.connect', 'pty.kill'],
   const again = await sbx.pty.connect(handle.pid, { onData })
   assert.equal(again.pid, handle.pid)
   assert.equal(await sbx.pty.kill(handle.pid), true)
-  await eventually(async () => !(await sbx.pty.kill(handle.pid)), 5_000)
+  await eventually(async () => !(await sbx.pty.kill(handle.pid)))
 })
 
 proves(['files.write', 'files.read', 'files.writeFiles', 'files.getInfo'], 'files', async ({ make }) => {
@@ -102,11 +103,11 @@ proves(['files.watchDir', 'WatchHandle.stop'], 'watches', async ({ make }) => {
   let ended = false
   const watch = await sbx.files.watchDir('w', (e) => void events.push(e), { recursive: true, includeEntry: true, onExit: () => void (ended = true) })
   await sbx.files.write('w/f', 'x')
-  await eventually(() => events.length >= 3, 5_000)
+  await eventually(() => events.length >= 3)
   assert.deepEqual(events.map((e) => [e.name, e.type]), [['f', FilesystemEventType.CREATE], ['f', FilesystemEventType.CHMOD], ['f', FilesystemEventType.WRITE]])
   assert.equal(events[0].entry.path, '/home/user/w/f')
   await watch.stop()
-  await eventually(() => ended, 5_000)
+  await eventually(() => ended)
   await assert.rejects(sbx.files.watchDir('nothing', () => {}), FileNotFoundError)
 })
 
@@ -184,8 +185,11 @@ proves(['runCode'], 'bash', async ({ makeCode }) => {
 
 proves(['runCode'], 'a kill in the middle of code', async ({ makeCode }) => {
   const sbx = await makeCode()
-  const run = assert.rejects(sbx.runCode('import time; time.sleep(30)'), TimeoutError)
-  await new Promise((r) => setTimeout(r, 500))
+  const code = "import time; print('begun', flush=True); time.sleep(3600)"
+  let run
+  await new Promise((begun) => {
+    run = assert.rejects(sbx.runCode(code, { onStdout: begun, timeoutMs: 120_000 }), TimeoutError)
+  })
   await sbx.kill()
   await run
 })

@@ -25,7 +25,7 @@ proves(['Sandbox.create'], 'defaults of the server', async () => {
   const sbx = await Sandbox.create()
   const { startedAt, endAt } = await sbx.getInfo()
   await sbx.kill()
-  assert.ok(Math.abs(endAt - startedAt - 300_000) < 5_000)
+  assert.ok(Math.abs(endAt - startedAt - 300_000) < 60_000)
 })
 
 proves(['Sandbox.create'], 'what cannot be created', async () => {
@@ -34,15 +34,15 @@ proves(['Sandbox.create'], 'what cannot be created', async () => {
 })
 
 proves(['Sandbox.connect', 'Sandbox.setTimeout'], 'connect and timeouts', async ({ make }) => {
-  const sbx = await make('base', { timeoutMs: 100_000 })
+  const sbx = await make('base', { timeoutMs: 1_000_000 })
   const before = (await sbx.getInfo()).endAt
-  await Sandbox.connect(sbx.sandboxId, { timeoutMs: 10_000 })
+  await Sandbox.connect(sbx.sandboxId, { timeoutMs: 100_000 })
   assert.deepEqual((await sbx.getInfo()).endAt, before)
-  await sbx.connect({ timeoutMs: 300_000 })
+  await sbx.connect({ timeoutMs: 3_000_000 })
   assert.ok((await sbx.getInfo()).endAt > before)
-  await sbx.setTimeout(20_000)
+  await sbx.setTimeout(200_000)
   assert.ok((await sbx.getInfo()).endAt < before)
-  await Sandbox.setTimeout(sbx.sandboxId, 100_000)
+  await Sandbox.setTimeout(sbx.sandboxId, 1_000_000)
   await assert.rejects(Sandbox.connect('nonexistingsandbox'), NotFoundError)
   await assert.rejects(Sandbox.setTimeout('nonexistingsandbox', 1000), SandboxNotFoundError)
 })
@@ -50,7 +50,9 @@ proves(['Sandbox.connect', 'Sandbox.setTimeout'], 'connect and timeouts', async 
 proves(['Sandbox.setTimeout'], 'a timeout ends a sandbox', async ({ make }) => {
   const sbx = await make()
   await sbx.setTimeout(1_000)
-  await eventually(async () => !(await sbx.isRunning()), 6_000)
+  // isRunning asks the sandbox itself, and fails while it ends.
+  await eventually(() => sbx.getInfo().then(() => false, (e) => e instanceof SandboxNotFoundError))
+  assert.equal(await sbx.isRunning(), false)
 })
 
 proves(['Sandbox.list'], 'lists by metadata, state and page', async ({ make, tag }) => {
@@ -86,8 +88,9 @@ proves(['Sandbox.pause', 'Sandbox.betaPause', 'Sandbox.connect'], 'pause and res
 })
 
 proves(['Sandbox.create'], 'a timeout may pause, and traffic resumes', async ({ make }) => {
-  const sbx = await make('base', { timeoutMs: 2_000, lifecycle: { onTimeout: 'pause', autoResume: true } })
-  await eventually(async () => (await sbx.getInfo()).state === 'paused', 8_000)
+  const sbx = await make('base', { lifecycle: { onTimeout: 'pause', autoResume: true } })
+  await sbx.setTimeout(1_000)
+  await eventually(async () => (await sbx.getInfo()).state === 'paused')
   assert.equal((await sbx.commands.run('echo awake')).stdout, 'awake\n')
 })
 
@@ -139,7 +142,7 @@ proves(['Sandbox.getMetrics'], 'metrics', async ({ make }) => {
   const [sample] = await eventually(async () => {
     const got = await sbx.getMetrics()
     return got.length && got
-  }, 30_000, 500)
+  }, 120_000, 500)
   assert.ok(sample.memTotal > 0 && sample.cpuCount >= 1 && sample.timestamp instanceof Date)
   const old = new Date(Date.now() - 7_200_000)
   assert.deepEqual(await sbx.getMetrics({ start: old, end: new Date(old.getTime() + 1000) }), [])
@@ -154,7 +157,7 @@ proves(['Sandbox.getHost', 'Sandbox.getMcpUrl', 'Sandbox.uploadUrl', 'Sandbox.do
   form.append('file', new Blob(['sent']), 'any')
   const up = await fetch(await sbx.uploadUrl('f'), { method: 'POST', body: form })
   assert.deepEqual([up.status, await up.json()], [200, [{ name: 'f', path: '/home/user/f', type: 'file' }]])
-  const url = await sbx.downloadUrl('f', { useSignatureExpiration: 60 })
+  const url = await sbx.downloadUrl('f', { useSignatureExpiration: 600 })
   assert.equal(await (await fetch(url)).text(), 'sent')
   assert.equal((await fetch(url.replace('v1_', 'v1_A'))).ok, false)
 })
@@ -165,7 +168,7 @@ proves(['Sandbox.getMcpToken'], 'no MCP token', async ({ make }) => {
 
 proves(['Sandbox.kill'], 'a kill ends what runs', async ({ make }) => {
   const sbx = await make()
-  const handle = await sbx.commands.run('sleep 60', { background: true })
+  const handle = await sbx.commands.run('sleep 3600', { background: true })
   const ended = assert.rejects(handle.wait(), TimeoutError)
   await sbx.kill()
   await ended
@@ -208,7 +211,7 @@ proves(['Template.build', 'Template.copy', 'Template.runCmd', 'Template.setEnvs'
 proves(['Template.buildInBackground', 'Template.getBuildStatus', 'Template.exists', 'Template.aliasExists', 'Template.assignTags', 'Template.getTags', 'Template.removeTags', 'Template.skipCache'], 'builds, names and tags', async ({ make, tag }) => {
   assert.equal(await Template.exists(tag), false)
   const info = await Template.buildInBackground(Template().skipCache().fromTemplate('base').runCmd('echo afar'), tag)
-  await eventually(async () => (await Template.getBuildStatus(info)).status === 'ready', 60_000, 200)
+  await eventually(async () => (await Template.getBuildStatus(info)).status === 'ready', 600_000, 200)
   assert.equal(await Template.exists(tag), true)
   assert.equal(await Template.aliasExists(tag), true)
   await Template.assignTags(tag, ['one', 'two'])

@@ -15,7 +15,7 @@ proves(['Sandbox.getHost (E2B_DOMAIN)', 'Sandbox.downloadUrl (E2B_DOMAIN)'], 'pr
   const sbx = await make()
   await sbx.commands.run('mkdir -p site && echo hello > site/index.html')
   await sbx.commands.run('cd site && python3 -m http.server 8000', { background: true, timeoutMs: 0 })
-  await sbx.commands.run('for i in $(seq 100); do ss -Htln sport = :8000 | grep -q . && exit 0; sleep 0.1; done; exit 1')
+  await sbx.commands.run('for i in $(seq 1200); do ss -Htln sport = :8000 | grep -q . && exit 0; sleep 0.1; done; exit 1', { timeoutMs: 0 })
   assert.equal(await (await fetch(`https://${sbx.getHost(8000)}/`)).text(), 'hello\n')
   await sbx.files.write('f', 'x')
   assert.equal(await (await fetch(await sbx.downloadUrl('f'))).text(), 'x')

@@ -11,7 +11,7 @@ from e2b import AsyncSandbox, Sandbox
 from e2b_code_interpreter import AsyncSandbox as AsyncCodeSandbox
 from e2b_code_interpreter import Sandbox as CodeSandbox
 
-LIFETIME = 120  # seconds: what a test leaves behind is gone soon after
+LIFETIME = 1200  # seconds: what a test leaves behind is gone after it
 
 # What a Pod refuses, which one machine does.
 collect_ignore = [] if os.environ.get("E2B_SUITE_DRIVER") == "kubernetes" else ["test_refused.py"]
@@ -31,7 +31,7 @@ class Wire:
         self.url = os.environ["E2B_API_URL"]
         self.data_url = os.environ["E2B_SANDBOX_URL"]
         self.key = os.environ["E2B_API_KEY"]
-        self.client = httpx.Client(timeout=30)
+        self.client = httpx.Client(timeout=120)
 
     def api(self, method, path, key=None, **kw):
         headers = {"X-API-Key": self.key if key is None else key, **kw.pop("headers", {})}
@@ -90,14 +90,14 @@ def make_code():
 @pytest.fixture(scope="module")
 def sandbox():
     """A sandbox that the tests of a module share: they leave it as they found it."""
-    sbx = Sandbox.create(timeout=600)
+    sbx = Sandbox.create(timeout=7200)
     yield sbx
     sbx.kill()
 
 
 @pytest.fixture(scope="module")
 def code():
-    sbx = CodeSandbox.create(timeout=600)
+    sbx = CodeSandbox.create(timeout=7200)
     yield sbx
     sbx.kill()
 
@@ -128,14 +128,14 @@ async def amake():
 
 @pytest.fixture(scope="module")
 async def asandbox():
-    sbx = await AsyncSandbox.create(timeout=600)
+    sbx = await AsyncSandbox.create(timeout=7200)
     yield sbx
     await sbx.kill()
 
 
 @pytest.fixture(scope="module")
 async def acode():
-    sbx = await AsyncCodeSandbox.create(timeout=600)
+    sbx = await AsyncCodeSandbox.create(timeout=7200)
     yield sbx
     await sbx.kill()
 

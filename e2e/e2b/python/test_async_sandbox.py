@@ -41,7 +41,7 @@ async def test_a_life(amake, tag):
 
 @pytest.mark.proves("Sandbox.create")
 async def test_a_with_block():
-    async with await AsyncSandbox.create(timeout=60) as sbx:
+    async with await AsyncSandbox.create(timeout=600) as sbx:
         assert await sbx.is_running()
     assert not await sbx.is_running()
 
@@ -64,15 +64,15 @@ async def test_what_cannot_be_created():
 
 @pytest.mark.proves("Sandbox.connect", "Sandbox.set_timeout")
 async def test_connect_and_timeouts(amake):
-    sbx = await amake(timeout=100)
+    sbx = await amake(timeout=1000)
     before = (await sbx.get_info()).end_at
-    again = await AsyncSandbox.connect(sbx.sandbox_id, timeout=10)
+    again = await AsyncSandbox.connect(sbx.sandbox_id, timeout=100)
     assert (await again.get_info()).end_at == before
-    await sbx.connect(timeout=300)
+    await sbx.connect(timeout=3000)
     assert (await sbx.get_info()).end_at > before
-    await sbx.set_timeout(20)
+    await sbx.set_timeout(200)
     assert (await sbx.get_info()).end_at < before
-    await AsyncSandbox.set_timeout(sbx.sandbox_id, 100)
+    await AsyncSandbox.set_timeout(sbx.sandbox_id, 1000)
     with pytest.raises(NotFoundException):
         await AsyncSandbox.connect("nonexistingsandbox")
 
@@ -158,7 +158,7 @@ async def test_no_mcp_token(asandbox):
 @pytest.mark.proves("E2B")
 async def test_the_client_object():
     client = E2B(api_key=os.environ["E2B_API_KEY"])
-    sbx = await client.AsyncSandbox.create(timeout=60)
+    sbx = await client.AsyncSandbox.create(timeout=600)
     assert await client.AsyncSandbox.kill(sbx.sandbox_id) is True
 
 

@@ -11,6 +11,17 @@ from e2b import InvalidArgumentException, NotFoundException, SandboxException, T
 from e2b_code_interpreter import Context
 
 
+def meet(folder, own, other):
+    """Lines of a cell that make a file and wait for another one, which a cell elsewhere or the test makes."""
+    return f"""import os, time
+open('{folder}/{own}', 'w').close()
+until = time.monotonic() + 120
+while not os.path.exists('{folder}/{other}'):
+    assert time.monotonic() < until, 'the other one never comes'
+    time.sleep(0.01)
+"""
+
+
 @pytest.mark.proves("run_code")
 def test_S0_20_S0_23_the_value_of_the_last_line(code):
     run = code.run_code("x = 1\nx + 1")
@@ -38,16 +49,24 @@ def test_quotes_around_a_text_are_taken_off(code):
 
 
 @pytest.mark.proves("run_code")
-def test_S0_21_S0_22_S0_85_output_streams_apart_and_in_order(code):
+def test_S0_21_S0_22_S0_85_output_streams_apart_and_in_order(code, tag):
     heard = []
+
+    def hear(message):
+        heard.append((message.line, message.error))
+        if len(heard) == 2:
+            code.files.write(f"/tmp/{tag}/two", "both lines are here")
+
+    code.files.make_dir(f"/tmp/{tag}")
     run = code.run_code(
-        "import sys, time\nprint('one', flush=True)\nprint('two', file=sys.stderr, flush=True)\ntime.sleep(0.5)\nprint('three')",
-        on_stdout=lambda m: heard.append((m.line, m.error, time.monotonic())),
-        on_stderr=lambda m: heard.append((m.line, m.error, time.monotonic())),
+        "import sys\nprint('one', flush=True)\nprint('two', file=sys.stderr, flush=True)\n" + meet(f"/tmp/{tag}", "one", "two") + "print('three')",
+        on_stdout=hear,
+        on_stderr=hear,
     )
+    assert run.error is None, run.error
     assert "".join(run.logs.stdout) == "one\nthree\n" and "".join(run.logs.stderr) == "two\n"
-    assert sorted(h[:2] for h in heard[:2]) == [("one\n", False), ("two\n", True)]
-    assert heard[2][:2] == ("three\n", False) and heard[2][2] - heard[1][2] > 0.4
+    assert sorted(heard[:2]) == [("one\n", False), ("two\n", True)]
+    assert heard[2:] == [("three\n", False)]
 
 
 @pytest.mark.proves("run_code")
@@ -180,7 +199,7 @@ def test_S0_53_S0_54_S0_60_a_timeout_interrupts_and_keeps_the_state(make_code):
         sbx.run_code("while True: pass", timeout=1)
     begun = time.monotonic()
     assert sbx.run_code("kept").text == "5"
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 50
 
 
 @pytest.mark.proves("run_code")
@@ -203,31 +222,35 @@ def test_S0_58_out_of_memory_is_told_and_survived(make_code):
     run = sbx.run_code("held = []\nwhile True: held.append(b'x' * 50_000_000)")
     assert run.error is not None
     assert "memory" in f"{run.error.name} {run.error.value} {run.error.traceback}".lower()
-    assert eventually(lambda: sbx.run_code("1+1").text, 10) == "2"
+    assert eventually(lambda: sbx.run_code("1+1").text) == "2"
 
 
 @pytest.mark.proves("run_code", "Sandbox.kill")
 def test_a_kill_in_the_middle_is_told(make_code):
     sbx = make_code()
-    threading.Timer(0.7, sbx.kill).start()
+    kill = threading.Thread(target=sbx.kill)
     with pytest.raises(TimeoutException, match="killed"):
-        sbx.run_code("import time; time.sleep(30)")
+        sbx.run_code("import time; print('begun', flush=True); time.sleep(3600)", on_stdout=lambda _: kill.start(), timeout=120)
+    kill.join()
 
 
 @pytest.mark.proves("run_code")
-def test_S0_41_runs_of_one_context_queue_and_those_of_two_do_not(code):
+def test_S0_41_runs_of_one_context_queue_and_those_of_two_do_not(code, tag):
     other = code.create_code_context()
-    begun, done = time.monotonic(), []
+    code.files.make_dir(f"/tmp/{tag}")
+    code.run_code("order = []")
+    mine = "order.append('in')\n" + meet(f"/tmp/{tag}", "mine", "other") + "time.sleep(0.2)\norder.append('out')"
+    done = []
     threads = [
-        threading.Thread(target=lambda kw=kw: done.append(code.run_code("import time; time.sleep(0.7)", **kw)))
-        for kw in ({}, {}, {"context": other})
+        threading.Thread(target=lambda source=source, kw=kw: done.append(code.run_code(source, timeout=300, **kw)))
+        for source, kw in ((mine, {}), (mine, {}), (meet(f"/tmp/{tag}", "other", "mine"), {"context": other}))
     ]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    assert 1.3 < time.monotonic() - begun < 2.6
     assert [d.error for d in done] == [None] * 3
+    assert code.run_code("order").text == "['in', 'out', 'in', 'out']"
     code.remove_code_context(other)
 
 

@@ -12,7 +12,7 @@ def daemon(sandbox):
     sandbox.commands.run(
         "git daemon --reuseaddr --base-path=/tmp/git --enable=receive-pack --listen=127.0.0.1 --port=9418", background=True, timeout=0
     )
-    sandbox.commands.run("for i in $(seq 100); do ss -Htln sport = :9418 | grep -q . && exit 0; sleep 0.1; done; exit 1")
+    sandbox.commands.run("for i in $(seq 1200); do ss -Htln sport = :9418 | grep -q . && exit 0; sleep 0.1; done; exit 1", timeout=0)
     return "git://127.0.0.1/origin.git"
 
 

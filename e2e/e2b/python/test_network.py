@@ -70,7 +70,7 @@ def test_private_traffic_needs_its_token(make, wire):
     def get(headers):
         return wire.data("GET", sbx.sandbox_id, 8000, "/", headers).status_code
 
-    eventually(lambda: get(token) == 200, 10)
+    eventually(lambda: get(token) == 200)
     assert get({}) == 403
     assert get({"E2B-Traffic-Access-Token": "0" * 64}) == 403
     assert sbx.commands.run("echo envd needs none").exit_code == 0
@@ -86,7 +86,7 @@ def test_the_host_of_requests_may_be_masked(make, wire):
     sbx = make(network={"mask_request_host": "app-${PORT}.example.com"})
     sbx.files.write("/tmp/echo.py", ECHO)
     sbx.commands.run("python3 /tmp/echo.py 8000", background=True, timeout=0)
-    eventually(lambda: wire.data("GET", sbx.sandbox_id, 8000, "/").status_code == 200, 10)
+    eventually(lambda: wire.data("GET", sbx.sandbox_id, 8000, "/").status_code == 200)
     assert wire.data("GET", sbx.sandbox_id, 8000, "/").json()["headers"]["host"] == "app-8000.example.com"
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from e2b_code_interpreter import Sandbox
 
-PROGRAM = "from e2b_code_interpreter import Sandbox\nwith Sandbox.create(timeout=60) as s: print(s.run_code('1+1').text)"
+PROGRAM = "from e2b_code_interpreter import Sandbox\nwith Sandbox.create(timeout=600) as s: print(s.run_code('1+1').text)"
 
 
 def program(**env):
     base = {name: value for name, value in os.environ.items() if not name.startswith("E2B_")}
-    return subprocess.run([sys.executable, "-c", PROGRAM], env={**base, **env}, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", PROGRAM], env={**base, **env}, capture_output=True, text=True, timeout=600)
 
 
 def addresses():
@@ -107,9 +107,9 @@ def test_S0_16_a_client_that_is_killed_leaves_nothing_past_the_lifetime(tag):
 
     from e2b import SandboxQuery
 
-    code = f"from e2b_code_interpreter import Sandbox\nimport os\nSandbox.create(timeout=2, metadata={{'k': '{tag}'}})\nos.kill(os.getpid(), 9)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == -9
-    assert eventually(lambda: not Sandbox.list(query=SandboxQuery(metadata={"k": tag})).next_items(), 20)
+    code = f"from e2b_code_interpreter import Sandbox\nimport os\nSandbox.create(timeout=20, metadata={{'k': '{tag}'}})\nos.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=600).returncode == -9
+    assert eventually(lambda: not Sandbox.list(query=SandboxQuery(metadata={"k": tag})).next_items())
 
 
 @pytest.mark.proves("Sandbox.list")

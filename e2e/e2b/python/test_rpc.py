@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from conftest import eventually
 
 
 class Rpc:
@@ -26,6 +27,19 @@ class Rpc:
         )
         assert got.status_code == 200 and got.headers["content-type"] == "application/connect+json", got.text
         return frames(got.content)
+
+    def live(self, method, body, headers):
+        """Sends one envelope and gives back each message as it comes, the end too."""
+        text, data = json.dumps(body).encode(), b""
+        routing = {"E2b-Sandbox-Id": self.sbx.sandbox_id, "E2b-Sandbox-Port": "49983", "Content-Type": "application/connect+json"}
+        with self.wire.client.stream(
+            "POST", f"{self.wire.data_url}/{method}", headers={**self.token, **routing, **headers}, content=struct.pack(">BI", 0, len(text)) + text,
+        ) as got:
+            for chunk in got.iter_bytes():
+                data += chunk
+                while len(data) >= 5 and len(data) >= 5 + (size := struct.unpack(">I", data[1:5])[0]):
+                    yield json.loads(data[5 : 5 + size])
+                    data = data[5 + size :]
 
 
 def frames(data):
@@ -79,33 +93,36 @@ def test_what_cannot_be_started_is_an_invalid_argument(rpc):
 
 @pytest.mark.slow
 @pytest.mark.proves("envd: keepalives")
-def test_an_idle_stream_is_kept_alive(rpc):
-    messages, _ = rpc.stream("process.Process/Start", start("sleep 2.5"), {"Keepalive-Ping-Interval": "1"})
-    assert [list(m["event"])[0] for m in messages] == ["start", "keepalive", "keepalive", "end"]
+def test_an_idle_stream_is_kept_alive(rpc, sandbox, folder):
+    seen, begun = [], time.monotonic()
+    for message in rpc.live("process.Process/Start", start(f"until [ -e {folder}/go ]; do sleep 0.01; done"), {"Keepalive-Ping-Interval": "1"}):
+        seen += list(message.get("event", {}))
+        if seen == ["start", "keepalive", "keepalive"]:
+            assert time.monotonic() - begun > 1.9
+            sandbox.files.write(f"{folder}/go", "")
+    assert seen[:3] == ["start", "keepalive", "keepalive"] and seen[-1] == "end", seen
+    assert set(seen[3:-1]) <= {"keepalive"}, seen
 
 
 @pytest.mark.proves("envd: Process.Start")
 def test_the_header_is_the_commands_lifetime(rpc, sandbox):
-    messages, end = rpc.stream("process.Process/Start", start("exec -a shortlived sleep 30"), {"Connect-Timeout-Ms": "500"})
+    messages, end = rpc.stream("process.Process/Start", start("exec -a shortlived sleep 3600"), {"Connect-Timeout-Ms": "500"})
     assert end["error"]["code"] == "deadline_exceeded"
-    assert sandbox.commands.run("sleep 0.3; pgrep -cf '^shortlived' || true").stdout == "0\n"
+    eventually(lambda: sandbox.commands.run("pgrep -cf '^shortlived' || true").stdout == "0\n")
 
 
 @pytest.mark.proves("envd: tags and signals")
-def test_a_tag_finds_a_process(rpc, tag):
+def test_a_tag_finds_a_process(rpc, sandbox, folder, tag):
     got = {}
-    body = {**start("trap 'exit 9' TERM; while :; do sleep 0.05; done"), "tag": tag}
+    body = {**start(f"trap 'exit 9' TERM; touch {folder}/trapped; while :; do sleep 0.05; done"), "tag": tag}
     thread = threading.Thread(target=lambda: got.update(zip(("messages", "end"), rpc.stream("process.Process/Start", body))))
     thread.start()
-    for _ in range(100):
-        found = [p for p in rpc.unary("process.Process/List", {}).json().get("processes", []) if p.get("tag") == tag]
-        if found:
-            break
+    found = eventually(lambda: [p for p in rpc.unary("process.Process/List", {}).json().get("processes", []) if p.get("tag") == tag])
     assert found[0]["config"]["args"][0] == "-c"
-    time.sleep(0.3)  # the trap is set by then
+    eventually(lambda: sandbox.files.exists(f"{folder}/trapped"))
     sent = rpc.unary("process.Process/SendSignal", {"process": {"tag": tag}, "signal": "SIGNAL_SIGTERM"})
     assert (sent.status_code, sent.json()) == (200, {})
-    thread.join(5)
+    thread.join(120)
     assert got["messages"][-1]["event"]["end"]["exitCode"] == 9
     missing = rpc.unary("process.Process/SendSignal", {"process": {"pid": 999999}, "signal": "SIGNAL_SIGKILL"})
     assert missing.status_code == 404 and missing.json()["code"] == "not_found"
@@ -154,7 +171,7 @@ def test_fields_that_nobody_knows_are_ignored(rpc):
 
 @pytest.mark.proves("envd: WatchDir")
 def test_a_watch_begins_with_start_and_ends_at_its_time(rpc):
-    messages, end = rpc.stream("filesystem.Filesystem/WatchDir", {"path": "/tmp"}, {"Connect-Timeout-Ms": "400"})
+    messages, end = rpc.stream("filesystem.Filesystem/WatchDir", {"path": "/tmp"}, {"Connect-Timeout-Ms": "4000"})
     assert messages[0] == {"start": {}}
     assert end["error"]["code"] == "deadline_exceeded"
 

@@ -11,7 +11,7 @@ from e2b_code_interpreter import Sandbox as CodeSandbox
 
 @pytest.fixture(scope="module")
 def sbx():
-    made = CodeSandbox.create(timeout=120)
+    made = CodeSandbox.create(timeout=1200)
     yield made
     made.kill()
 
@@ -50,7 +50,7 @@ def test_signed_urls(sbx):
 def test_a_preview_has_a_name_of_its_own(sbx):
     sbx.commands.run("mkdir -p site && echo hello > site/index.html")
     sbx.commands.run("cd site && python3 -m http.server 8000", background=True, timeout=0)
-    sbx.commands.run("for i in $(seq 100); do ss -Htln sport = :8000 | grep -q . && exit 0; sleep 0.1; done; exit 1")
+    sbx.commands.run("for i in $(seq 1200); do ss -Htln sport = :8000 | grep -q . && exit 0; sleep 0.1; done; exit 1", timeout=0)
     url = f"https://{sbx.get_host(8000)}/"
     with httpx.Client(http2=True) as two, httpx.Client() as one:
         answer = two.get(url)
