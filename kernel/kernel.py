@@ -102,8 +102,11 @@ class Channel:
         if identity(self.fd) != self.identity:
             raise Lost("the kernel's socket was closed by the code")
 
-    def send(self, kind, payload):
+    def send(self, kind, payload, wanted=None):
+        """Write a frame, unless wanted, which is asked while no other thread writes one, says no."""
         with self.lock:
+            if wanted is not None and not wanted():
+                return
             self.check()
             try:
                 self.sock.sendall(HEADER.pack(kind, ZEROS, len(payload)) + payload)
@@ -1510,6 +1513,7 @@ class Kernel:
         self.channel = None
         self.running = False  # a cell is between its started and its end
         self.open_to_interrupt = False  # SIGINT may raise here
+        self.open_to_events = False  # the started of a cell is written and its end is not: threads may show something
         self.held = 0  # a frame is being written: an interrupt has to wait
         self.interrupted = False
         self.failed = False
@@ -1547,7 +1551,7 @@ class Kernel:
         payload = encode_event(event)
         if len(payload) > MAX_EVENT:
             payload = encode_event(shortened(event, len(payload)))
-        self.send(payload)
+        self.send(payload, {"started": self.begin_events, "end": self.end_events}.get(event["type"], self.takes_events))
         if waits:
             Pipe.first = self.let_pass
 
@@ -1556,14 +1560,25 @@ class Kernel:
         if channel is not None and self.running and os.getpid() == channel.pid and not self.hasty:
             self.hasty = not channel.passed()
 
-    def send(self, payload):
+    def begin_events(self):
+        self.open_to_events = True
+        return True
+
+    def takes_events(self):
+        return self.open_to_events
+
+    def end_events(self):
+        self.open_to_events = False
+        return True
+
+    def send(self, payload, wanted):
         # An interrupt that raised in the middle of a frame would leave half of it on the wire.
         if threading.current_thread() is not threading.main_thread():
-            self.channel.send(FRAME_EVENT, payload)
+            self.channel.send(FRAME_EVENT, payload, wanted)
             return
         self.held += 1
         try:
-            self.channel.send(FRAME_EVENT, payload)
+            self.channel.send(FRAME_EVENT, payload, wanted)
         finally:
             self.held -= 1
         if self.interrupted and self.open_to_interrupt and not self.held:

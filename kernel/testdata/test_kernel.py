@@ -584,6 +584,14 @@ class Abuse(Claims):
                             "[t.start() for t in ts]; [t.join() for t in ts]; None")
         self.assertEqual(len(results(events)), 200)
 
+    def test_threads_that_display_all_the_time_are_heard_in_cells_only(self):
+        kernel = self.own()
+        kernel.run("import threading\nstop = threading.Event()\ndef show():\n    while not stop.is_set(): display(0)\n"
+                   "for _ in range(4): threading.Thread(target=show).start()")
+        for _ in range(50):
+            self.assertEqual(kernel.run("1")[0]["type"], "started")  # or a result of the cell before came after its end
+        kernel.run("stop.set()")
+
     def test_a_thread_that_displays_after_its_cell_is_not_heard(self):
         kernel = self.own()
         kernel.run("import threading, time\ndef late():\n    time.sleep(0.1); display('late')\nthreading.Thread(target=late).start()")
