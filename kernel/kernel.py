@@ -44,6 +44,7 @@ RLIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.star
 HEADER = struct.Struct(">B3sI")
 ZEROS = b"\0\0\0"
 PASSED = HEADER.pack(FRAME_CONTROL, ZEROS, 0)  # what the agent says of an event that waits
+AGENT_MS = 10_000  # how long an agent may take to say it: after that, output may overtake results
 DESCRIPTOR_ROOM = socket.CMSG_SPACE(4 * 4)
 
 MODULES = sys.modules  # whatever a cell puts into its place
@@ -128,11 +129,11 @@ class Channel:
         return kind, self._read(length, False)
 
     def passed(self):
-        """Wait until the peer has passed the last event on; false when it has not within ten seconds, or says something else."""
+        """Wait until the peer has passed the last event on; false when it has not in time, or says something else."""
         poll = select.poll()
         poll.register(self.fd, select.POLLIN)
         self.check()
-        if self.buffer or not poll.poll(10_000):
+        if self.buffer or not poll.poll(AGENT_MS):
             return False
         try:
             word = self.sock.recv(HEADER.size, socket.MSG_DONTWAIT)
