@@ -445,7 +445,7 @@ class Maker:
     def see_anchors_end(self):
         """Nobody holds them here: they end with their zygote."""
         for fd in self.anchors:
-            if not select.select([fd], [], [], 5)[0]:
+            if not select.select([fd], [], [], TIMEOUT)[0]:
                 raise AssertionError("an anchor outlives its zygote")
             os.close(fd)
         self.anchors = []
@@ -461,7 +461,7 @@ class Maker:
 
     def close(self):
         self.control.close()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             if os.waitpid(self.pid, os.WNOHANG)[0]:
                 os.close(self.log)

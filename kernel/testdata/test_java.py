@@ -114,9 +114,23 @@ class Java(unittest.TestCase):
             self.assertEqual(self.kernel.value("kept"), "1")
 
     def test_an_interrupt_of_nothing_changes_nothing(self):
+        before = self.signals_heard()
         self.kernel.interrupt()
-        time.sleep(2)  # a thread of Java's own hears it, some time later
+        until = time.monotonic() + 60
+        while self.signals_heard() == before:
+            self.assertLess(time.monotonic(), until, "Java never hears the signal")
+            time.sleep(0.01)
+        time.sleep(5)  # a thread that Java starts for the signal calls the kernel
         self.assertEqual(self.kernel.value("Thread.sleep(200); 1"), "1")
+
+    def signals_heard(self):
+        """How often the thread of Java's that waits for signals has waited."""
+        for task in os.listdir("/proc/%d/task" % self.kernel.process.pid):
+            with open("/proc/%d/task/%s/status" % (self.kernel.process.pid, task)) as f:
+                status = dict(line.split(":\t", 1) for line in f if ":\t" in line)
+            if status["Name"].startswith("Signal Dispatch"):
+                return int(status["voluntary_ctxt_switches"])
+        raise AssertionError("no thread waits for signals")
 
     def test_an_environment_that_no_process_can_have_is_left_out(self):
         self.kernel.value("int held = 5; held")

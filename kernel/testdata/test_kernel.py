@@ -175,7 +175,6 @@ class Protocol(Claims):
     def test_random_bytes_never_hang_or_crash_it(self):
         for seed in range(6):
             kernel = self.own()
-            kernel.sock.settimeout(5)
             noise = random.Random(seed).randbytes(4096) if seed % 2 else b"".join(
                 struct.pack(">B3sI", random.Random(seed + i).randrange(2, 10), b"\0\0\0", 3) + b"abc" for i in range(50)) + b"\xff"
             try:
@@ -240,10 +239,8 @@ class Text(Claims):
 
     def test_commands_with_an_exclamation_mark_are_heard_live(self):
         kernel = self.own()
-        kernel.send({"code": "print('before')\n!echo first; sleep 5; echo second"})
-        started = time.monotonic()
-        self.assertEqual(kernel.output(until="first\n"), "before\nfirst\n")
-        self.assertLess(time.monotonic() - started, 4)
+        kernel.send({"code": "print('before')\n!echo first; sleep 3600; echo second"})
+        self.assertEqual(kernel.output(until="first\n"), "before\nfirst\n")  # or it fails after a minute
         kernel.interrupt()
         self.assertEqual(outcome(kernel.finish()), "interrupted")
 
@@ -348,7 +345,7 @@ class Interrupts(Claims):
 
     def test_an_interrupt_reaches_what_a_command_started(self):
         kernel = self.own()
-        self.interrupted("!sleep 61; true", kernel)
+        self.interrupted("!echo up; sleep 3600; true", kernel, ready="up\n")
         self.assertEqual(subprocess.run(["pgrep", "-P", str(kernel.process.pid)], capture_output=True).stdout, b"")
 
     def test_an_interrupt_between_cells_changes_nothing(self):
@@ -370,11 +367,13 @@ class Interrupts(Claims):
 
     def test_a_cell_that_catches_the_interrupt_goes_on(self):
         kernel = self.own()
-        kernel.send({"code": "import time\nprint('go', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('caught')\n5"})
+        kernel.send({"code": "import time\ntry:\n    print('go', flush=True)\n    time.sleep(3600)\n"
+                             "except KeyboardInterrupt: print('caught')\n5"})
         kernel.output(until="go\n")
-        time.sleep(0.05)
         kernel.interrupt()
-        self.assertEqual(outcome(kernel.finish()), "ok")
+        events = kernel.finish()
+        self.assertEqual((outcome(events), results(events)[0]["data"]["text/plain"]), ("ok", "5"))
+        self.assertTrue(kernel.output(until="caught\n").endswith("go\ncaught\n"))  # "go" is there twice if its print was interrupted
 
     def test_a_cell_cannot_take_the_interrupt_away_from_the_next(self):
         kernel = self.own()
@@ -424,8 +423,11 @@ class Leaving(Claims):
             if event["type"] == "result":
                 shown.append(event["result"]["data"]["text/plain"])
                 self.assertTrue(event["waits"])
-                time.sleep(0.1)  # the pipe is empty all the time
-                self.assertEqual(kernel.output(), "after\n" if len(shown) > 1 else "")
+                if len(shown) > 1:
+                    self.assertEqual(kernel.output(until="after\n"), "after\n")
+                else:
+                    time.sleep(0.1)  # the pipe is empty all the time
+                    self.assertEqual(kernel.output(), "")
                 kernel.send(b"", kind=8)
         self.assertEqual((shown, kernel.finish()[-1]["end"]["outcome"]), (["1", "2", "3"], "ok"))
         self.assertEqual(kernel.value("1"), "1")  # a word that nobody waited for is no request
@@ -435,7 +437,7 @@ class Leaving(Claims):
         begun = time.monotonic()
         events = kernel.run("for i in range(400): display(i); print(i)")
         self.assertEqual(len(events), 402)
-        self.assertLess(time.monotonic() - begun, 20)
+        self.assertLess(time.monotonic() - begun, 200)  # a wait for each is more than an hour
         self.assertTrue(kernel.output(until="399\n").endswith("399\n"))
 
     def test_what_was_printed_before_the_exit_is_heard(self):
@@ -594,8 +596,16 @@ class Abuse(Claims):
 
     def test_a_thread_that_displays_after_its_cell_is_not_heard(self):
         kernel = self.own()
-        kernel.run("import threading, time\ndef late():\n    time.sleep(0.1); display('late')\nthreading.Thread(target=late).start()")
-        time.sleep(0.3)
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        go, done = os.path.join(folder.name, "go"), os.path.join(folder.name, "done")
+        kernel.run("import os, threading, time\ndef late():\n    while not os.path.exists(%r): time.sleep(0.01)\n"
+                   "    display('late'); open(%r, 'w').close()\nthreading.Thread(target=late).start()" % (go, done))
+        open(go, "w").close()
+        until = time.monotonic() + 60
+        while not os.path.exists(done):
+            self.assertLess(time.monotonic(), until, "the thread never displays")
+            time.sleep(0.01)
         self.assertEqual(kinds(kernel.run("2")), ["started", "result", "end"])
 
 
@@ -880,13 +890,17 @@ class WithIPython(Claims):
                    "ip.events.register('pre_run_cell', lambda i: seen.append(i.raw_cell))")
         kernel.run("7")
         self.assertEqual(kernel.value("seen[1:3] if seen[0] != '7' else seen[:2]"), "['7', (7, True)]")
-        kernel.run("import time; ip.events.register('post_execute', lambda: time.sleep(1))")
-        kernel.send({"code": "8"})
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        go = os.path.join(folder.name, "go")
+        kernel.run("import os, time; waits = False\ndef hook():\n    if waits: seen.append('waits')\n"
+                   "    while waits and not os.path.exists(%r): time.sleep(0.01)\nip.events.register('post_execute', hook)" % go)
+        kernel.send({"code": "waits = True; 8"})
         self.assertEqual(kernel.event()["type"], "started")
-        begun = time.monotonic()
-        self.assertEqual(kernel.event()["type"], "result")
-        self.assertLess(time.monotonic() - begun, 0.8)  # what hooks do comes after the value, however long it takes
+        self.assertEqual(kernel.event()["type"], "result")  # the hook, which runs after the value is told, is not over
+        open(go, "w").close()
         kernel.finish()
+        self.assertEqual(kernel.value("seen.count('waits')"), "1")
 
     def test_interactivity_all_shows_every_expression(self):
         kernel = self.own()

@@ -141,9 +141,8 @@ class Birth(Claims):
         self.assertEqual(kernel.json("[_s.getsignal(n) == _s.SIG_DFL for n in (_s.SIGCHLD, _s.SIGTERM, _s.SIGHUP)] + [_s.set_wakeup_fd(-1)]",
                                      "import signal as _s"), [True, True, True, -1])
         kernel.run("import time")
-        kernel.send({"code": "print('go', flush=True); time.sleep(60)"})
+        kernel.send({"code": "print('go', flush=True); time.sleep(3600)"})
         kernel.output(until="go")
-        time.sleep(0.05)
         os.kill(kernel.pid, signal.SIGINT)
         self.assertEqual(kernel.finish()[-1]["end"]["outcome"], "interrupted")
 
@@ -194,7 +193,7 @@ class Birth(Claims):
             self.maker.expect("exit", kernel.token)
         finally:
             os.close(fd)
-            for _ in range(200):
+            for _ in range(2000):
                 try:
                     os.rmdir(folder)
                     break
@@ -240,7 +239,7 @@ class Death(Claims):
         start = time.monotonic()
         sandbox.kill()
         self.assertEqual(self.maker.expect("exit", kernel.token)[0]["signal"], "SIGKILL")
-        self.assertLess(time.monotonic() - start, 1.5)
+        self.assertLess(time.monotonic() - start, 15)
         self.assertFalse(os.path.exists("/proc/%d" % kernel.pid))
 
     def test_the_zygote_is_the_parent(self):
@@ -254,7 +253,7 @@ class Death(Claims):
             kernel.send({"code": "exit()"})
             self.maker.expect("exit", kernel.token)
             kernel.end_anchor()
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while True:
             self.maker.tell({"op": "stats"})
             stats, _ = self.maker.expect("stats")
