@@ -20,5 +20,5 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "deepagents"
 ])
 def test_S1_7_S1_9_S1_37_the_example_runs(program: str, says: str) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    done = subprocess.run([sys.executable, "-B", "main.py", program, "--scripted"], cwd=EXAMPLE, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-B", "main.py", program, "--scripted"], cwd=EXAMPLE, env=env, capture_output=True, text=True, timeout=1200)
     assert (done.stdout, done.returncode) == (says, 0), done.stderr

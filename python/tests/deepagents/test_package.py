@@ -19,7 +19,7 @@ BUILD = "import sys; from setuptools import build_meta as b; out = sys.argv[1]; 
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, out = tmp_path_factory.mktemp("source") / "python", tmp_path_factory.mktemp("dist")
     shutil.copytree(PYTHON, source, ignore=shutil.ignore_patterns("tests", "__pycache__", "*.egg-info", "build"))
-    done = subprocess.run([sys.executable, "-c", BUILD, str(out)], cwd=source, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", BUILD, str(out)], cwd=source, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -29,7 +29,7 @@ def test_S1_1_the_wheel_can_be_imported(built: Path, tmp_path: Path) -> None:
     where = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(where)
     code = f"import sys; sys.path.insert(0, {str(where)!r}); import cove.deepagents as d, cove; print(d.CoveSandbox.__name__, cove.__file__)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PATH": "/usr/bin"}, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PATH": "/usr/bin"}, capture_output=True, text=True, timeout=600)
     assert done.stdout.strip() == f"CoveSandbox {where}/cove/__init__.py", done.stderr
 
 

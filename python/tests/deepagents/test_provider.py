@@ -43,7 +43,7 @@ def metadata(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What an installation of the package tells others: its entry points among it."""
     source, out = tmp_path_factory.mktemp("source") / "python", tmp_path_factory.mktemp("metadata")
     shutil.copytree(PYTHON, source, ignore=shutil.ignore_patterns("tests", "__pycache__", "*.egg-info", "build"))
-    subprocess.run([sys.executable, "-c", METADATA, str(out)], cwd=source, check=True, capture_output=True, timeout=120)
+    subprocess.run([sys.executable, "-c", METADATA, str(out)], cwd=source, check=True, capture_output=True, timeout=1200)
     return out
 
 

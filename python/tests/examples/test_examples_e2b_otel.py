@@ -18,7 +18,7 @@ def run(example, *argv, **env):
     base = {name: value for name, value in os.environ.items() if name not in keys and not name.startswith("OTEL_")}
     base["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     return subprocess.run(
-        [sys.executable, "-B", "main.py", *argv], cwd=EXAMPLES / example, env={**base, **env}, capture_output=True, text=True, timeout=120
+        [sys.executable, "-B", "main.py", *argv], cwd=EXAMPLES / example, env={**base, **env}, capture_output=True, text=True, timeout=1200
     )
 
 

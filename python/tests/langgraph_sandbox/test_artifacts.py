@@ -96,7 +96,7 @@ def test_the_client_tells_where_an_artifact_came_from(server: Cove, key: str, tm
     lineage = artifact.lineage()
     assert (lineage.code, lineage.artifact.tool_call, lineage.artifact.session, lineage.artifact.cell) == (code, "call-9", key, 1)
     assert artifact.download(tmp_path) == tmp_path / "r.txt" and (tmp_path / "r.txt").read_text() == "42"
-    assert httpx.get(artifact.link(ttl=60).url).text == "42"
+    assert httpx.get(artifact.link(ttl=600).url).text == "42"
     session.sandbox.write("/session/other.bin", b"\x00")
     kept = session.keep("/session/other.bin")
     assert kept.content() == b"\x00" and {a.name for a in session.artifacts()} == {"r.txt", "other.bin"}

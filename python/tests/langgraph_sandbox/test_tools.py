@@ -330,7 +330,7 @@ def test_D7_a_connection_that_breaks_is_not_told_as_code_that_did_not_run(key: s
 
 
 def test_S4_46_the_tools_timeout_interrupts(manager: Make, key: str) -> None:
-    code = make_code_sandbox_tool(session_manager=manager(), session_key_fn=lambda: key, timeout_s=1)
+    code = make_code_sandbox_tool(session_manager=manager(), session_key_fn=lambda: key, timeout_s=10)
     told = run(code, code="print('before', flush=True)\nwhile True: pass")
     assert told.status == "error" and payload(told)["stdout"] == "before\n" and payload(told)["stderr"]
 
@@ -363,7 +363,7 @@ def exported(trace_id: str, name: str) -> dict[str, Any]:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     found: dict[str, Any] = {}
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not any(s.name == name for s in found.values()) and time.monotonic() < deadline:
         for raw in httpx.get(os.environ["COVE_TEST_SPANS"] + "/requests").json():
             request = ExportTraceServiceRequest.FromString(base64.b64decode(raw))

@@ -70,7 +70,7 @@ def test_S2_48_a_long_failure_is_cut():
 
 def test_S2_47_a_timeout_is_told_in_words():
     assert make_run_python(runner=fixed(exit_code=-1, timed_out=True)).invoke({"code": "1"}) == "ERROR: execution timed out after 10 seconds"
-    assert make_run_python(timeout=1.5).invoke({"code": "import time; time.sleep(9)"}) == "ERROR: execution timed out after 1.5 seconds"
+    assert make_run_python(timeout=1.5).invoke({"code": "import time; time.sleep(3600)"}) == "ERROR: execution timed out after 1.5 seconds"
 
 
 def test_S2_24_S2_44_each_call_of_the_tool_is_a_span_of_the_tracer_that_was_set(spans):
@@ -167,14 +167,14 @@ print({0})
 
 def test_S2_61_S2_62_a_fan_of_real_snippets_runs_at_the_same_time(spans, server):
     with server.create() as sandbox:
-        end, parent = fan(make_run_python(sandbox=sandbox.id, timeout=60), [MEETS.format(n) for n in range(3)], spans)
+        end, parent = fan(make_run_python(sandbox=sandbox.id, timeout=600), [MEETS.format(n) for n in range(3)], spans)
     assert sorted(end["said"]) == ["0\n", "1\n", "2\n"]
     runs = [span for span in spans.get_finished_spans() if span.name == "sandbox.exec"]
     assert [span.parent.span_id for span in runs] == [parent.get_span_context().span_id] * 3
 
 
 def test_S2_61_a_fan_of_snippets_in_sandboxes_of_their_own(spans):
-    end, _ = fan(run_python, [f"import time; time.sleep(1); print({n})" for n in range(3)], spans)
+    end, _ = fan(make_run_python(timeout=300), [f"import time; time.sleep(10); print({n})" for n in range(3)], spans)
     assert sorted(end["said"]) == ["0\n", "1\n", "2\n"]
     runs = [span for span in spans.get_finished_spans() if span.name == "sandbox.exec"]
     assert max(span.start_time for span in runs) < min(span.end_time for span in runs)

@@ -80,25 +80,25 @@ def test_S2_9_a_path_that_means_nothing_inside_does_no_harm(monkeypatch):
 
 def test_S2_11_S2_12_S2_13_a_timeout_is_prompt_and_keeps_the_output():
     begun = time.monotonic()
-    result = run_snippet("import time; print('before', flush=True); time.sleep(60)", timeout=2.0)
+    result = run_snippet("import time; print('before', flush=True); time.sleep(3600)", timeout=10.0)
     assert (result.exit_code, result.stdout, result.timed_out) == (-1, "before\n", True)
-    assert 2 <= time.monotonic() - begun < 30  # not the 60 seconds that it wanted; a slow machine makes sandboxes slowly
+    assert 10 <= time.monotonic() - begun < 300  # not the hour that it wanted; a slow machine makes sandboxes slowly
 
 
 def test_S2_14_ignoring_the_signal_does_not_help():
-    code = "import signal, time\nfor s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): signal.signal(s, signal.SIG_IGN)\ntime.sleep(60)"
+    code = "import signal, time\nfor s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): signal.signal(s, signal.SIG_IGN)\ntime.sleep(3600)"
     assert run_snippet(code, timeout=1).timed_out
 
 
 def test_S2_15_what_it_started_ends_with_it():
     with Cove().create() as sandbox:
-        code = "import subprocess, time; subprocess.Popen(['sleep', '4002'], start_new_session=True); time.sleep(60)"
+        code = "import subprocess, time; subprocess.Popen(['sleep', '4002'], start_new_session=True); time.sleep(3600)"
         assert run_snippet(code, timeout=1, sandbox=sandbox.id).timed_out
         assert sandbox.exec("pgrep -x sleep || echo none").stdout == "none\n"
 
 
 def test_S2_16_processor_time_is_limited_apart_from_wall_time():
-    result = run_snippet("while True: pass", timeout=20, cpu_seconds=1)
+    result = run_snippet("while True: pass", timeout=300, cpu_seconds=1)
     assert result.exit_code != 0 and not result.timed_out and result.stderr != ""
 
 

@@ -71,7 +71,7 @@ def test_S2_28_S2_31_S2_33_a_failure_is_an_error(kept):
 
 
 def test_S2_29_S2_33_a_timeout_is_an_error(kept):
-    traced_run(kept, "import time; time.sleep(60)", timeout=1)
+    traced_run(kept, "import time; time.sleep(3600)", timeout=1)
     (span,) = kept.finished()
     assert (span.attributes["sandbox.exit_code"], span.attributes["sandbox.timed_out"]) == (-1, True)
     assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "timed out after 1 seconds")
@@ -139,7 +139,7 @@ def exported(trace_id):
 def test_S2_36_S2_62_the_servers_span_of_the_run_is_below_the_callers(kept):
     traced_run(kept, "print(1)")
     (span,) = kept.finished()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 120
     while "sandbox.exec" not in (there := exported(span.context.trace_id)) or "POST /cove/v1/snippets" not in there:
         assert time.monotonic() < deadline, there
         time.sleep(0.1)
@@ -272,7 +272,7 @@ def test_S2_41_a_word_that_nobody_knows_is_told(monkeypatch):
 def run(*argv, **env):
     base = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     base["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    return subprocess.run([sys.executable, "-B", *argv], env={**base, **env}, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-B", *argv], env={**base, **env}, capture_output=True, text=True, timeout=600)
 
 
 def test_S2_40_S2_41_a_collector_receives_the_spans(collector):
