@@ -286,3 +286,25 @@ var (
 	AwaitHang = awaitHang
 	IsStopped = isStopped
 )
+
+// DiskSpace is the account of the file system of a directory.
+type DiskSpace struct{ d *diskSpace }
+
+// OpenSpace opens it with a reserve that depends on what is free.
+func OpenSpace(dir string, reserve func(free int64) int64) (s DiskSpace, free int64, err error) {
+	d, err := openSpace(dir)
+	if err != nil {
+		return s, 0, err
+	}
+	now, err := d.now()
+	d.reserve = reserve(now.free)
+	return DiskSpace{d}, now.free, err
+}
+
+// Check refuses a start that writes so many bytes.
+func (s DiskSpace) Check(bytes int64) error { return s.d.check(bytes) }
+
+// Grant keeps space for a copy.
+func (s DiskSpace) Grant(dir string, bytes int64) (release func(), err error) {
+	return s.d.grantDir(dir, bytes)
+}

@@ -73,6 +73,7 @@ func (m *Maker) Fork(ctx context.Context, r sandbox.ForkRequest, talk *net.UnixC
 	if parent.shell.disk == nil {
 		return nil, nil, nil, errNoDisk
 	}
+	// The space is taken when the kernel stands still: until then other starts may use it.
 	if err := cmp.Or(m.space.check(parent.shell.disk.copyBytes(len(r.Children))), m.checkTenant(parent.tenant)); err != nil {
 		return nil, nil, nil, err
 	}
@@ -198,6 +199,11 @@ func (f *fork) run(ctx context.Context, cut func()) error {
 	if err != nil {
 		return err
 	}
+	release, err := f.m.space.grant(f.parent.shell.disk.copyBytes(len(f.request.Children)))
+	if err != nil {
+		return err
+	}
+	defer release()
 	defer f.parent.pool.serve()()
 	var places, size, memory error
 	work.Go(func() {

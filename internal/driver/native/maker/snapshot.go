@@ -1,7 +1,6 @@
 package maker
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,9 +34,14 @@ func (m *Maker) Snapshot(ctx context.Context, r sandbox.SnapshotRequest) (*templ
 	if err := m.templates.NameIsFree(r.Tenant, r.Name); err != nil { // before anything is copied
 		return nil, err
 	}
-	if err := cmp.Or(m.space.checkDir(m.templates.LayersDir(), l.shell.disk.copyBytes(1)), m.checkTenant(r.Tenant)); err != nil {
+	if err := m.checkTenant(r.Tenant); err != nil {
 		return nil, err
 	}
+	release, err := m.space.grantDir(m.templates.LayersDir(), l.shell.disk.copyBytes(1))
+	if err != nil {
+		return nil, err
+	}
+	defer release()
 	frozen, err := m.freezeLive(l)
 	if err != nil {
 		return nil, err

@@ -29,6 +29,7 @@ type diskSpace struct {
 	maxTenant int64 // zero: half of the file system
 	disks     diskTotals
 	kept      keptTotals
+	granted   map[uint64]int64 // bytes of copies that are being made, by the device of their file system
 }
 
 // diskTotals are the disks of sandboxes that live.
@@ -92,31 +93,76 @@ func (d *diskSpace) marks(s space) spaceMarks {
 }
 
 // check refuses what would write so many bytes and leave less than the reserve.
-func (d *diskSpace) check(bytes int64) error { return d.checkAt(d.dir, bytes) }
-
-func (d *diskSpace) checkAt(dir *os.File, bytes int64) error {
-	s, err := spaceOf(dir)
-	if err != nil {
-		return fmt.Errorf("look at the disk's free space: %w", err)
+func (d *diskSpace) check(bytes int64) error {
+	release, err := d.grant(bytes)
+	if err == nil {
+		release()
 	}
-	if m := d.marks(s); s.free-bytes < m.refuse {
-		why := fmt.Errorf("%d bytes of %d are free, %d are asked for and %d are kept free", s.free, s.total, bytes, m.refuse)
-		return fault.Wrap(fault.DiskFull, why, "the server's disk is full: it takes nothing new until there is more space")
-	}
-	return nil
+	return err
 }
 
-// checkDir does the same for a directory that may lie on another file system.
-func (d *diskSpace) checkDir(path string, bytes int64) error {
+// grant refuses a copy that would leave less than the reserve, and keeps its space until release is
+// called: of copies that begin at the same time each would see the same free bytes. What a copy has
+// written already counts twice until then.
+func (d *diskSpace) grant(bytes int64) (release func(), err error) { return d.grantAt(d.dir, bytes) }
+
+func (d *diskSpace) grantAt(dir *os.File, bytes int64) (release func(), err error) {
+	device, err := deviceOf(dir)
+	if err != nil {
+		return nil, fmt.Errorf("look at the disk's free space: %w", err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s, err := spaceOf(dir)
+	if err != nil {
+		return nil, fmt.Errorf("look at the disk's free space: %w", err)
+	}
+	granted, reserve := d.granted[device], Reserve(d.reserve, s.total)
+	if s.free-granted-bytes < reserve {
+		why := fmt.Errorf("%d bytes of %d are free, %d are being copied, %d are asked for and %d are kept free", s.free, s.total, granted, bytes, reserve)
+		return nil, fault.Wrap(fault.DiskFull, why, "the server's disk is full: it takes nothing new until there is more space")
+	}
+	if bytes == 0 {
+		return func() {}, nil
+	}
+	d.granted[device] += bytes
+	return sync.OnceFunc(func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.granted[device] -= bytes; d.granted[device] == 0 {
+			delete(d.granted, device)
+		}
+	}), nil
+}
+
+// grantDir does the same for a directory that may lie on another file system.
+func (d *diskSpace) grantDir(path string, bytes int64) (release func(), err error) {
 	dir, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return d.check(bytes)
+		return d.grant(bytes)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer dir.Close()
-	return d.checkAt(dir, bytes)
+	return d.grantAt(dir, bytes)
+}
+
+func deviceOf(dir *os.File) (uint64, error) {
+	var st unix.Stat_t
+	err := hold(dir, func(fd int) error { return unix.Fstat(fd, &st) })
+	return st.Dev, err
+}
+
+// keepFree is the reserve of the file system of a directory.
+func (d *diskSpace) keepFree(path string) (int64, error) {
+	dir, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer dir.Close()
+	s, err := spaceOf(dir)
+	return d.marks(s).refuse, err
 }
 
 // keptEvery is how often snapshots and volumes are counted.

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/covehq/cove/internal/driver/native/maker"
+	"github.com/covehq/cove/internal/fault"
 )
 
 func TestDefaultReserve(t *testing.T) {
@@ -34,5 +35,39 @@ func TestLoopError(t *testing.T) {
 		if got := maker.LoopError.MatchString(record); got != want {
 			t.Errorf("%q: %t", record, got)
 		}
+	}
+}
+
+func TestGrant_InFlight(t *testing.T) {
+	dir := t.TempDir()
+	s, free, err := maker.OpenSpace(dir, func(free int64) (reserve int64) { return free / 2 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Others write to this disk too, but hardly a sixth of what is free.
+	third := free / 3
+	release, err := s.Grant(dir, third)
+	if err != nil {
+		t.Fatalf("the first copy: %v", err)
+	}
+	if _, err := s.Grant(dir, third); !fault.Is(err, fault.DiskFull) {
+		t.Errorf("a second copy beside the first: %v, want %s", err, fault.DiskFull)
+	}
+	if err := s.Check(third); !fault.Is(err, fault.DiskFull) {
+		t.Errorf("a start beside the copy: %v, want %s", err, fault.DiskFull)
+	}
+	if err := s.Check(0); err != nil {
+		t.Errorf("a start that writes nothing: %v", err)
+	}
+	release()
+	release() // a second call gives nothing back
+	again, err := s.Grant(dir, third)
+	if err != nil {
+		t.Errorf("after the first copy: %v", err)
+	} else {
+		defer again()
+	}
+	if _, err := s.Grant(dir, third); !fault.Is(err, fault.DiskFull) {
+		t.Errorf("a copy beside that one: %v, want %s", err, fault.DiskFull)
 	}
 }

@@ -153,7 +153,7 @@ func (w *spaceWatch) stop(now time.Time, least int64) {
 		l.setHeld(true)
 		if err := l.shell.group.StartFreeze(); err != nil {
 			w.m.log.Error("stop a sandbox that fills the disk", "sandbox", l.id, "error", err)
-			w.end(l)
+			w.end(l, "the server's disk was nearly full, and this sandbox, which was writing to it, could not be stopped")
 			continue
 		}
 		w.m.log.Warn("the disk is nearly full: a sandbox that writes is stopped", "sandbox", l.id, "tenant", l.tenant)
@@ -216,7 +216,7 @@ func (w *spaceWatch) endLargest(now time.Time, urgent bool) {
 		w.coming[largest.shell] = allocated(k.image) + largest.shell.group.Unwritten()
 	}
 	w.m.log.Warn("the disk is nearly full: a sandbox is ended", "sandbox", largest.id, "tenant", largest.tenant, "written", bytes[largest]-w.calm[largest])
-	w.end(largest)
+	w.end(largest, "the server's disk was nearly full, and of the sandboxes that were writing to it this one had written the most")
 }
 
 // stillComing is the space of sandboxes that were ended and are not gone yet.
@@ -239,9 +239,8 @@ func (w *spaceWatch) stillComing() (bytes int64) {
 
 // end ends a sandbox. Nothing more of it reaches the host's disk, and its space is free when its
 // last process is gone.
-func (w *spaceWatch) end(l *live) {
-	m := w.m
-	l.decide(sandbox.CauseHostDiskFull, "the server's disk was full, and this sandbox had written the most", m.usage(l))
+func (w *spaceWatch) end(l *live, why string) {
+	l.decide(sandbox.CauseHostDiskFull, why, w.m.usage(l))
 	if l.shell.disk != nil {
 		l.shell.disk.cutOff()
 	}
@@ -338,5 +337,5 @@ func openSpace(dir string) (*diskSpace, error) {
 		f.Close()
 		return nil, fmt.Errorf("open account of disk space: %w", err)
 	}
-	return &diskSpace{dir: f, total: s.total}, nil
+	return &diskSpace{dir: f, total: s.total, granted: map[uint64]int64{}}, nil
 }

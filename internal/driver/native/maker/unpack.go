@@ -168,9 +168,14 @@ func (m *Maker) unpackInto(ctx context.Context, dir string, r sandbox.LayerReque
 		return unpack.Result{}, err
 	}
 	defer m.wg.Go(func() { m.givePlace(at) }) // the kernel takes its time to let go of a cgroup
+	keep, err := m.space.keepFree(dir)
+	if err != nil {
+		return unpack.Result{}, fmt.Errorf("look at the disk's free space: %w", err)
+	}
 	jail := unpack.Jail{Program: unpackProgram, Blob: blob, Tree: tree, Cgroup: at.group.Joiners(), Base: uidBase(at.slot)}
 	return unpack.Run(ctx, jail, unpack.Request{
 		DiffID: r.DiffID, MaxBytes: orBound(r.MaxBytes, maxLayerBytes), MaxFiles: orBound(r.MaxFiles, maxLayerFiles),
+		KeepFree: keep,
 	})
 }
 

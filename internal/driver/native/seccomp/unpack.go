@@ -7,7 +7,7 @@ import (
 
 // unpackerCalls are what a Go program needs that writes files below a directory and starts nothing.
 var unpackerCalls = []int{
-	unix.SYS_OPENAT, unix.SYS_OPENAT2, unix.SYS_CLOSE, unix.SYS_READ, unix.SYS_PREAD64, unix.SYS_WRITE, unix.SYS_LSEEK, unix.SYS_FSTAT,
+	unix.SYS_OPENAT, unix.SYS_OPENAT2, unix.SYS_CLOSE, unix.SYS_READ, unix.SYS_PREAD64, unix.SYS_WRITE, unix.SYS_LSEEK, unix.SYS_FSTAT, unix.SYS_FSTATFS,
 	unix.SYS_NEWFSTATAT, unix.SYS_GETDENTS64, unix.SYS_MKDIRAT, unix.SYS_MKNODAT, unix.SYS_SYMLINKAT, unix.SYS_LINKAT, unix.SYS_UNLINKAT,
 	unix.SYS_FCHOWN, unix.SYS_FCHOWNAT, unix.SYS_FCHMOD, unix.SYS_UTIMENSAT, unix.SYS_FSETXATTR, unix.SYS_FCNTL, unix.SYS_FADVISE64,
 

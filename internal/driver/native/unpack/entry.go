@@ -99,6 +99,9 @@ func (u *unpacker) fill(fd int, content io.Reader, size int64) error {
 			return broken{err}
 		}
 		size -= int64(n)
+		if err := u.space(int64(n)); err != nil {
+			return err
+		}
 		for rest := u.buffer[:n]; len(rest) > 0; {
 			n, err := retry(func() (int, error) { return unix.Write(fd, rest) })
 			if err != nil {

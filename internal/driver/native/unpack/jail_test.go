@@ -199,3 +199,40 @@ func TestAFullDiskIsSaid(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestRun_KeepFree(t *testing.T) {
+	needsRoot(t)
+	at := t.TempDir()
+	if err := unix.Mount("tmpfs", at, "tmpfs", 0, "size=32m"); err != nil {
+		t.Skipf("no small disk to be had: %v", err)
+	}
+	defer unix.Unmount(at, unix.MNT_DETACH)
+	many := make([]entry, 6000) // each takes a block of 4 KiB
+	for i := range many {
+		many[i] = file(fmt.Sprint("f", i), "x")
+	}
+	for claim, entries := range map[string][]entry{"one large file": {file("a", strings.Repeat("x", 24<<20))}, "many small files": many} {
+		t.Run(claim, func(t *testing.T) {
+			tree := filepath.Join(at, strings.ReplaceAll(claim, " ", "-"))
+			if err := os.Mkdir(tree, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			data := archive(t, entries...)
+			r := request(data)
+			r.MaxBytes, r.MaxFiles, r.KeepFree = 32<<20, len(entries), 16<<20
+			if _, err := jailed(t, tree, data, r); !fault.Is(err, fault.DiskFull) || !strings.Contains(fault.Message(err), "disk is full") {
+				t.Error(err)
+			}
+			var st unix.Statfs_t
+			if err := unix.Statfs(at, &st); err != nil {
+				t.Fatal(err)
+			}
+			if free := int64(st.Bavail) * st.Bsize; free < r.KeepFree-2<<20 {
+				t.Errorf("%d bytes are free, and %d were to stay free", free, r.KeepFree)
+			}
+			if err := os.RemoveAll(tree); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}

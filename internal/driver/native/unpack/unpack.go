@@ -21,6 +21,7 @@ type Request struct {
 	DiffID   string `json:"diff_id"`   // sha256:… of the tar without compression; anything else is not kept
 	MaxBytes int64  `json:"max_bytes"` // of all its files together
 	MaxFiles int    `json:"max_files"`
+	KeepFree int64  `json:"keep_free,omitempty"` // bytes of the file system that the layer leaves free
 }
 
 // Result is what came out of a layer.
@@ -39,6 +40,7 @@ type unpacker struct {
 	times   map[string]unix.Timespec // of directories, which change while files are put into them
 	far     map[uint64]int           // bytes from the root to a directory, by inode: links make names shorter than that
 	buffer  []byte
+	room    int64 // bytes that may be written before the free space is looked at again
 }
 
 // copySize is how much of a file is written at once.
@@ -154,12 +156,12 @@ func split(at string) (dir, base string) {
 	return at[:i], at[i+1:]
 }
 
-// count notes one more file.
+// count notes one more file and the space that it takes besides its content.
 func (u *unpacker) count() error {
 	if u.result.Files++; u.result.Files > u.request.MaxFiles {
 		return fault.New(fault.Exhausted, "the layer has more than %d files, which is the limit", u.request.MaxFiles)
 	}
-	return nil
+	return u.space(blockBytes)
 }
 
 // charge notes the bytes of a file before any of them is read.
@@ -168,6 +170,31 @@ func (u *unpacker) charge(n int64) error {
 		return fault.New(fault.Exhausted, "the layer holds more than %d bytes, which is the limit", u.request.MaxBytes)
 	}
 	u.result.Bytes += n
+	return nil
+}
+
+// Free space is looked at whenever so many bytes more are written; a file takes a block at least.
+const (
+	spaceStep  = 1 << 20
+	blockBytes = 4 << 10
+)
+
+// space refuses to write so many bytes where less would stay free than the request says.
+func (u *unpacker) space(n int64) error {
+	if u.room >= n || u.request.KeepFree == 0 {
+		u.room -= n
+		return nil
+	}
+	var st unix.Statfs_t
+	if _, err := retry(func() (int, error) { return 0, unix.Fstatfs(u.tree.root, &st) }); err != nil {
+		return fmt.Errorf("look at the disk's free space: %w", err)
+	}
+	more := max(n, spaceStep)
+	if free := int64(st.Bavail) * st.Bsize; free-more < u.request.KeepFree {
+		why := fmt.Errorf("%d bytes are free, and %d are kept free", free, u.request.KeepFree)
+		return fault.Wrap(fault.DiskFull, why, "the server's disk is full: a layer of the image does not fit")
+	}
+	u.room = more - n
 	return nil
 }
 
