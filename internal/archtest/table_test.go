@@ -11,7 +11,7 @@ type group struct {
 var (
 	words = group{
 		name:  "words",
-		may:   []string{"internal/fault", "internal/agentapi", "internal/auth"},
+		may:   []string{"internal/fault", "internal/agentapi", "internal/auth", "internal/diskspace"},
 		never: []string{"net/http/...", "database/sql/...", "os/exec"},
 	}
 	domain = group{
@@ -59,6 +59,7 @@ var table = []line{
 	{path: "internal/fault", group: words},
 	{path: "internal/agentapi", group: words},
 	{path: "internal/auth", group: words},
+	{path: "internal/diskspace", group: words},
 
 	// domain: true whatever the protocol or the backend
 	{path: "internal/policy", group: domain},

@@ -1,0 +1,67 @@
+// Package diskspace has the server's parts ask before they take more of the host's disk. It knows
+// no file system: what is free, and what stays free, the caller's Check knows.
+package diskspace
+
+import "io"
+
+// Check refuses to write so many bytes more where the disk has no room for them. It fails with
+// fault.DiskFull. A nil Check refuses nothing.
+type Check func(bytes int64) error
+
+// Allow asks the check.
+func (c Check) Allow(bytes int64) error {
+	if c == nil {
+		return nil
+	}
+	return c(bytes)
+}
+
+// Step is how many bytes a Meter asks for at once. So much of each file may be on its way beyond
+// what the check allows, because files that are written at the same time see the same free space.
+const Step = 1 << 20
+
+// Meter asks a check while one file grows. It is for one writer at a time.
+type Meter struct {
+	check Check
+	left  int64 // bytes that may be written before the check is asked again
+}
+
+// NewMeter makes a meter of a check.
+func NewMeter(c Check) *Meter { return &Meter{check: c} }
+
+// Begin refuses a file that cannot have its first bytes.
+func (m *Meter) Begin() error { return m.ask(Step) }
+
+// Take refuses to write so many bytes where the disk has no room for them.
+func (m *Meter) Take(bytes int64) error {
+	if m.left < bytes {
+		if err := m.ask(max(bytes, Step)); err != nil {
+			return err
+		}
+	}
+	m.left -= bytes
+	return nil
+}
+
+func (m *Meter) ask(bytes int64) error {
+	if err := m.check.Allow(bytes); err != nil {
+		return err
+	}
+	m.left = bytes
+	return nil
+}
+
+// Writer is a writer that takes what it writes from the meter.
+func (m *Meter) Writer(to io.Writer) io.Writer { return writer{to, m} }
+
+type writer struct {
+	to    io.Writer
+	meter *Meter
+}
+
+func (w writer) Write(p []byte) (int, error) {
+	if err := w.meter.Take(int64(len(p))); err != nil {
+		return 0, err
+	}
+	return w.to.Write(p)
+}
