@@ -18,6 +18,7 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/template"
 )
 
@@ -51,6 +52,7 @@ type download struct {
 	sum     hash.Hash // of what is in the file
 	tell    func(template.PullProgress)
 	told    time.Time
+	space   *diskspace.Meter
 }
 
 // fetch brings a blob in and returns it as a file, read to its end and checked. What an earlier try has left is gone on
@@ -64,7 +66,7 @@ func (s *Service) fetch(ctx context.Context, tenant string, from []*source, blob
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errFile, err)
 	}
-	d := &download{service: s, blob: blob, file: file, tell: tell}
+	d := &download{service: s, blob: blob, file: file, tell: tell, space: diskspace.NewMeter(s.cfg.Space)}
 	if err := d.run(ctx, from); err != nil {
 		file.Close()
 		var wrong *digestError
@@ -79,6 +81,9 @@ func (s *Service) fetch(ctx context.Context, tenant string, from []*source, blob
 func (d *download) run(ctx context.Context, from []*source) error {
 	if err := d.readOn(ctx); err != nil {
 		return err
+	}
+	if err := d.service.cfg.Space.Allow(d.blob.Size - d.have); err != nil {
+		return fmt.Errorf("%w: %w", errFile, err)
 	}
 	resumed := d.have > 0
 	for {
@@ -253,6 +258,9 @@ func (d *download) copy(from io.Reader, alive func()) error {
 			alive()
 			if d.have+int64(n) > d.blob.Size {
 				return errTooLong
+			}
+			if err := d.space.Take(int64(n)); err != nil {
+				return fmt.Errorf("%w: %w", errFile, err)
 			}
 			if _, err := d.file.WriteAt(buffer[:n], d.have); err != nil {
 				return fmt.Errorf("%w: %w", errFile, err)

@@ -17,6 +17,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
@@ -39,6 +40,7 @@ type Config struct {
 	MaxTenantFiles int // of all its images, where MaxTenantBytes is set; five million
 	MaxFiles       int // of one image; a million
 	Pulls          Pulls
+	Space          diskspace.Check // before downloads and archives take more of the disk
 }
 
 // Pulls is what the server decides where it downloads no layer: the driver's hosts pull images themselves.

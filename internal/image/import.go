@@ -12,6 +12,7 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
@@ -129,7 +130,7 @@ func (s *Service) spool(ctx context.Context, r io.Reader, progress func(template
 	a := &archive{file: file}
 	most := archiveBytes(s.cfg.MaxBytes)
 	told := int64(0)
-	a.size, a.diff, err = copyPlain(file, &interruptible{ctx, r}, most, func(n int64) {
+	a.size, a.diff, err = copyPlain(diskspace.NewMeter(s.cfg.Space).Writer(file), &interruptible{ctx, r}, most, func(n int64) {
 		if n-told >= 1<<20 {
 			told = n
 			progress(template.PullProgress{Step: template.PullDownload, Done: n})
@@ -338,7 +339,7 @@ func (s *Service) extract(ctx context.Context, a *archive, name string, blob v1.
 	if err != nil {
 		return nil, cmp.Or(diskFull(err), err)
 	}
-	sum, err := copySum(file, &interruptible{ctx, r})
+	sum, err := copySum(diskspace.NewMeter(s.cfg.Space).Writer(file), &interruptible{ctx, r})
 	if err == nil && blob.Digest.Hex != "" && sum != blob.Digest.String() {
 		err = fault.New(fault.Invalid, "the archive is damaged: a layer does not have its digest")
 	}

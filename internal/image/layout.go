@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"io"
-	"os"
 	"strings"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -121,7 +120,7 @@ func (s *Service) fromIndex(a *archive, group *v1.IndexManifest) (found, error) 
 
 func blobName(digest string) string { return "blobs/" + strings.Replace(digest, ":", "/", 1) }
 
-func copySum(to *os.File, from io.Reader) (string, error) {
+func copySum(to io.Writer, from io.Reader) (string, error) {
 	sum := sha256.New()
 	_, err := io.Copy(io.MultiWriter(to, sum), from)
 	return "sha256:" + hex.EncodeToString(sum.Sum(nil)), err
