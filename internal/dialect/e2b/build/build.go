@@ -15,6 +15,7 @@ import (
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
@@ -66,6 +67,7 @@ type Config struct {
 	MaxUpload   int64                      // bytes of one archive; 1 GiB
 	MaxFiles    int64                      // bytes of all archives of a tenant, beyond which old ones go; 8 GiB, without those on their way
 	MaxLayers   int                        // cached layers of a tenant; 20
+	Space       diskspace.Check            // before an archive takes more of the disk
 }
 
 func (c Config) withDefaults() Config {
@@ -131,7 +133,7 @@ func New(cfg Config, s Sandboxes, d Documents, t Templates, i Images, log *slog.
 	life, cancel := context.WithCancel(context.Background())
 	b := &Builder{
 		cfg: cfg, sandboxes: s, documents: d, templates: t, images: i, log: log, life: life, close: cancel,
-		files:   &files{dir: cfg.Dir, maxOne: cfg.MaxUpload, maxAll: cfg.MaxFiles, log: log, uploads: map[string]*lane{}},
+		files:   &files{dir: cfg.Dir, maxOne: cfg.MaxUpload, maxAll: cfg.MaxFiles, space: cfg.Space, log: log, uploads: map[string]*lane{}},
 		shelves: map[string]*shelf{}, books: map[string]*book{},
 	}
 	b.resolve = b.Resolve

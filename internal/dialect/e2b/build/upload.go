@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/covehq/cove/internal/dialect/transfer"
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -39,6 +40,7 @@ var hashForm = regexp.MustCompile(`^[A-Za-z0-9]{16,128}$`)
 type files struct {
 	dir            string
 	maxOne, maxAll int64
+	space          diskspace.Check
 	log            *slog.Logger
 
 	removing sync.Mutex // one removes old ones at a time
@@ -121,6 +123,10 @@ func (f *files) put(ctx context.Context, tenant, hash string, r io.Reader) error
 		return err
 	}
 	defer leave()
+	space := diskspace.NewMeter(f.space)
+	if err := space.Begin(); err != nil {
+		return err
+	}
 	path := f.path(tenant, hash)
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
@@ -131,7 +137,7 @@ func (f *files) put(ctx context.Context, tenant, hash string, r io.Reader) error
 	}
 	defer os.Remove(part.Name())
 	defer part.Close()
-	if _, err := io.Copy(part, r); err != nil {
+	if _, err := io.Copy(space.Writer(part), r); err != nil {
 		return err
 	}
 	if err := part.Close(); err != nil {

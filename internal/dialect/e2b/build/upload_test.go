@@ -14,6 +14,7 @@ import (
 
 	"github.com/covehq/cove/internal/auth"
 	"github.com/covehq/cove/internal/dialect/e2b/build"
+	"github.com/covehq/cove/internal/fault"
 )
 
 // stalled is a connection of a client that sends no more.
@@ -78,6 +79,25 @@ func TestAnUploadEndsHoweverSlowItIs(t *testing.T) {
 		w.builder.ServeUpload(rec, httptest.NewRequest("PUT", w.link("a"), drip{}))
 		if took := time.Since(begun); rec.Code != http.StatusBadRequest || took > 2*time.Hour {
 			t.Errorf("%d after %v: %s", rec.Code, took, rec.Body)
+		}
+	})
+}
+
+func TestUpload_DiskFull(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		link := w.link("a")
+		send := func() *httptest.ResponseRecorder {
+			rec := recorder()
+			w.builder.ServeUpload(rec, httptest.NewRequest("PUT", link, strings.NewReader("an archive")))
+			return rec
+		}
+		w.space = func(int64) error { return fault.New(fault.DiskFull, "the server's disk is full") }
+		if rec := send(); rec.Code != http.StatusInsufficientStorage || !strings.Contains(rec.Body.String(), "disk is full") {
+			t.Errorf("an upload to a full disk: %d %s", rec.Code, rec.Body)
+		}
+		w.space = nil
+		if rec := send(); rec.Code != http.StatusOK {
+			t.Errorf("an upload when there is space: %d %s", rec.Code, rec.Body)
 		}
 	})
 }

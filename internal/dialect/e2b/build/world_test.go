@@ -20,6 +20,7 @@ import (
 
 	"github.com/covehq/cove/internal/auth"
 	"github.com/covehq/cove/internal/dialect/e2b/build"
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
@@ -81,6 +82,7 @@ type world struct {
 	builder   *build.Builder
 	who       auth.Principal
 	parallel  int // builds at once; zero: as many as usual
+	space     diskspace.Check
 }
 
 // inWorld runs a test where time is false and nothing is left at the end.
@@ -102,7 +104,7 @@ func inWorld(t *testing.T, f func(t *testing.T, w *world)) {
 func (w *world) open() {
 	w.t.Helper()
 	b, err := build.New(build.Config{
-		Dir: w.t.TempDir(), Secret: bytes.Repeat([]byte{7}, 32), MaxUpload: 1 << 20, MaxLayers: 8, Parallel: w.parallel,
+		Dir: w.t.TempDir(), Secret: bytes.Repeat([]byte{7}, 32), MaxUpload: 1 << 20, MaxLayers: 8, Parallel: w.parallel, Space: func(n int64) error { return w.space.Allow(n) },
 		Limits: template.Limits{CPUs: 1, MemoryBytes: 512 << 20, DiskBytes: 2 << 30},
 	}, w.domain, w.documents, w.domain, w.domain, slog.New(slog.DiscardHandler))
 	if err != nil {
