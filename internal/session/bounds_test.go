@@ -238,6 +238,38 @@ func TestALogThatIsFullTellsEndsAlone(t *testing.T) {
 	}
 }
 
+func TestLog_DiskFull(t *testing.T) {
+	p := newPlace(t)
+	var full atomic.Bool
+	p.config.Space = func(int64) error {
+		if full.Load() {
+			return fault.New(fault.DiskFull, "the server's disk is full")
+		}
+		return nil
+	}
+	s := p.serve()
+	s.open("a")
+	note := func() session.LogLine {
+		t.Helper()
+		line := session.LogLine{Event: session.LogDatasetFailed, Dataset: "d", Message: "the reason"}
+		if err := s.Note(t.Context(), acme, "a", line); err != nil {
+			t.Fatal(err)
+		}
+		return last(t, s, acme, "a")
+	}
+	if line := note(); line.Message != "the reason" || line.Truncated {
+		t.Errorf("with space: %+v", line)
+	}
+	full.Store(true)
+	if line := note(); line.Event != session.LogDatasetFailed || line.Message != "" || !line.Truncated {
+		t.Errorf("on a full disk: %+v", line)
+	}
+	full.Store(false)
+	if line := note(); line.Message != "the reason" {
+		t.Errorf("with space again: %+v", line)
+	}
+}
+
 func TestTheLogsOfATenantAreBoundedTogether(t *testing.T) {
 	p := newPlace(t)
 	p.config.MaxLogs = 64 << 10
@@ -413,6 +445,22 @@ func TestAKernelThatDoesNotSayWhatItHoldsIsNotToldAsItWasBefore(t *testing.T) {
 	s = p.serve()
 	s.cell("a", "x = 'too long to be told'")
 	if got, err := s.State(t.Context(), acme, "a"); err != nil || len(got.Variables) != 0 || !got.Truncated {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+func TestState_DiskFull(t *testing.T) {
+	p := newPlace(t)
+	p.config.Space = func(int64) error { return fault.New(fault.DiskFull, "the server's disk is full") }
+	end := ok
+	end.Value = json.RawMessage(`{"variables": {"x": {"type": "int", "value": "1"}}}`)
+	p.tells(end, nil)
+	s := p.serve()
+	s.open("a")
+	s.cell("a", "x = 1")
+	s.close()
+	s = p.serve() // which knows what the file tells
+	if got, err := s.State(t.Context(), acme, "a"); err != nil || len(got.Variables) != 0 || !got.Truncated || got.Time.IsZero() {
 		t.Errorf("%+v, %v", got, err)
 	}
 }

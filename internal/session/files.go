@@ -70,7 +70,11 @@ func (m *Manager) write(e *entry, d drawing) bool {
 	e.written = d.number
 	err := replaceFile(d.dir, metadataFile, d.metadata)
 	if d.state != nil {
-		err = errors.Join(err, replaceFile(d.dir, stateFile, d.state))
+		state := *d.state
+		if m.cfg.Space.Allow(0) != nil {
+			state = state.bare()
+		}
+		err = errors.Join(err, replaceFile(d.dir, stateFile, state))
 	}
 	if err != nil {
 		m.log.Warn("the files of a session are not written", "session", d.metadata.ID, "tenant", e.tenant, "error", err)

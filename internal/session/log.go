@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"github.com/covehq/cove/internal/diskspace"
 )
 
 // The files of a session, in a directory that is its alone.
@@ -50,7 +52,7 @@ func (m *Manager) shelf(tenant string) (*shelf, error) {
 	m.shelving.Lock()
 	s := m.shelves[tenant]
 	if s == nil {
-		s = &shelf{most: m.cfg.MaxLogs}
+		s = &shelf{most: m.cfg.MaxLogs, space: m.cfg.Space}
 		m.shelves[tenant] = s
 	}
 	m.shelving.Unlock()
@@ -71,8 +73,9 @@ type journal struct {
 
 // shelf counts the bytes of all logs of one tenant.
 type shelf struct {
-	most int64
-	used atomic.Int64
+	most  int64
+	space diskspace.Check
+	used  atomic.Int64
 
 	measuring sync.Mutex
 	measured  bool
@@ -162,12 +165,15 @@ func lastLine(f *os.File) (line []byte, end int64, err error) {
 
 func (j *journal) path() string { return filepath.Join(j.dir, logFile) }
 
-// add numbers, dates and writes a line, as far as there is room for it.
+// add numbers, dates and writes a line, as far as there is room for it. On a disk that is full it is a bare one: what a sandbox
+// does goes on, and its log still tells that it did.
 func (j *journal) add(line LogLine) error {
 	if over := max(fill(j.size, j.most), fill(j.all.used.Load(), j.all.most)); over > 1 {
 		if over > 1.1 && !line.ends() {
 			return nil
 		}
+		line = line.bare()
+	} else if j.all.space.Allow(0) != nil {
 		line = line.bare()
 	}
 	line = line.clipped()

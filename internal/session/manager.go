@@ -16,6 +16,7 @@ import (
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/artifact"
 	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
@@ -123,6 +124,8 @@ type Config struct {
 	MaxLogs      int64         // likewise of all logs of one tenant; zero: 4 GiB
 	MaxFollowers int           // streams of logs that one tenant follows at the same time; zero: 64
 	Grace        time.Duration // that work behind a run has when the server ends; zero: 5 s
+
+	Space diskspace.Check // where it refuses, logs and states are kept without their details
 }
 
 // Kept is how much of a session's runs outlives them. Code and answers of older cells are dropped, then their rows.

@@ -241,6 +241,11 @@ type PythonState struct {
 	Truncated bool                         `json:"truncated,omitempty"`
 }
 
+// bare is a state that tells only when it was and that there was more.
+func (s PythonState) bare() PythonState {
+	return PythonState{Time: s.Time, Variables: map[string]agentapi.Variable{}, Modules: []string{}, Truncated: true}
+}
+
 // state is what the kernel said it holds, as far as that is believed; a kernel that is gone holds nothing. Of one that ran and did
 // not say, nothing is known: what it held before it may not hold now.
 func (r *recorder) state() (PythonState, bool) {
