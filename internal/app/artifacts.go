@@ -13,7 +13,7 @@ import (
 
 // openArtifacts opens what keeps files that runs leave.
 func (s *Server) openArtifacts(store *sqlstore.Store, o *telemetry.Observer) (*artifact.Keeper, error) {
-	blobs, err := local.Open(filepath.Join(stateDir(s.cfg.DataDir), "artifacts"), local.Options{})
+	blobs, err := local.Open(filepath.Join(stateDir(s.cfg.DataDir), "artifacts"), local.Options{Space: s.spaceCheck()})
 	if err != nil {
 		return nil, err
 	}

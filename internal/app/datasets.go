@@ -12,7 +12,7 @@ import (
 
 // openDatasets opens what keeps data for sessions. The maker finds the directories of sessions by the same path.
 func (s *Server) openDatasets(store *sqlstore.Store, o *telemetry.Observer) (*dataset.Store, error) {
-	shelf, err := local.OpenShelf(filepath.Join(stateDir(s.cfg.DataDir), "datasets"))
+	shelf, err := local.OpenShelf(filepath.Join(stateDir(s.cfg.DataDir), "datasets"), s.spaceCheck())
 	if err != nil {
 		return nil, err
 	}

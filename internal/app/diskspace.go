@@ -6,9 +6,11 @@ import (
 	"net"
 
 	"github.com/covehq/cove/internal/config"
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/driver/native"
 	"github.com/covehq/cove/internal/driver/native/maker"
 	"github.com/covehq/cove/internal/driver/native/wire"
+	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/gateway"
 )
 
@@ -20,6 +22,27 @@ func checkReserve(cfg config.Config) error {
 		return nil
 	}
 	return gateway.Public(fmt.Sprintf("the disk is full: %d MiB are free and %d are kept (storage.reserve), so nothing new is started", free>>20, reserve>>20))
+}
+
+// spaceCheck is what the server's own parts ask before they write for a tenant: the reserve that
+// the maker keeps for sandboxes is not for uploads, images and logs either. Other drivers have no
+// sandboxes on this disk.
+func (s *Server) spaceCheck() diskspace.Check {
+	if s.cfg.Driver != config.DriverNative {
+		return nil
+	}
+	dir, asked := stateDir(s.cfg.DataDir), int64(s.cfg.Storage.Reserve)
+	return func(bytes int64) error {
+		free, ok := diskFree(dir)
+		if !ok { // then the write fails and says why
+			return nil
+		}
+		if reserve := native.Reserve(asked, diskSize(dir)); free-bytes < reserve {
+			why := fmt.Errorf("%d bytes are free, %d are asked for and %d are kept free", free, bytes, reserve)
+			return fault.Wrap(fault.DiskFull, why, "the server's disk is full: it takes nothing new until there is more space")
+		}
+		return nil
+	}
 }
 
 // checkPromises asks the maker of a running server how full the disk is and what is promised of it.

@@ -72,7 +72,7 @@ func (s *Server) openE2B(store *sqlstore.Store, m domain, keys *auth.Keys, t tem
 	}
 	builder, err := build.New(build.Config{
 		Dir: filepath.Join(stateDir(s.cfg.DataDir), "e2b-files"), Secret: secret, URL: reachedAt, EnvdVersion: envdVersion,
-		Lifetime: buildLifetime(s.cfg.Sandbox.MaxLifetime), Limits: sandboxConfig(s.cfg, template.Limits{}).Limits(),
+		Lifetime: buildLifetime(s.cfg.Sandbox.MaxLifetime), Limits: sandboxConfig(s.cfg, template.Limits{}).Limits(), Space: s.spaceCheck(),
 	}, m, store, t, images, s.log)
 	if err != nil {
 		return e2bParts{}, fmt.Errorf("template builds: %w", err)

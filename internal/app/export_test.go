@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/covehq/cove/internal/config"
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/driver/inproc"
 	"github.com/covehq/cove/internal/fleet"
 	"github.com/covehq/cove/internal/sandbox"
@@ -63,3 +65,6 @@ var SandboxConfig = sandboxConfig
 
 // OwnCertificate is the certificate that a server makes for itself.
 var OwnCertificate = ownCertificate
+
+// SpaceCheck is what the parts of a server with this configuration ask before they write.
+func SpaceCheck(cfg config.Config) diskspace.Check { return (&Server{cfg: cfg}).spaceCheck() }

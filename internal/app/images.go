@@ -35,7 +35,7 @@ func (s *Server) openImages(store *sqlstore.Store, p parts) (*image.Service, err
 		Platform: s.imagePlatform(), Operator: Tenant, DockerConfig: dockerConfig(c.DockerConfig), Map: mapped, Mirrors: c.Mirrors, Insecure: c.Insecure,
 		MaxBytes: int64(c.MaxBytes), PullTimeout: c.PullTimeout, MaxTenantBytes: int64(c.MaxTenant),
 		MaxFiles: c.MaxFiles, MaxTenantFiles: c.MaxTenantFiles,
-		Pulls: s.imagePulls(),
+		Pulls: s.imagePulls(), Space: s.spaceCheck(),
 	}, driver, imageTemplates{p.templates, p.driver}, store, s.log)
 	if err != nil {
 		return nil, fmt.Errorf("images: %w", err)

@@ -29,6 +29,7 @@ func (s *Server) openSessions(
 		Server: s.team.me(), Dir: filepath.Join(stateDir(s.cfg.DataDir), "sessions"), Root: root, IdleTimeout: c.IdleTimeout, Lifetime: c.Lifetime, Size: int64(c.Size), Retention: c.Retention,
 		MaxLifetime: sandboxes.MaxLifetime, Limits: sandboxes.Limits(), MaxLimits: sandboxes.MaxLimits, Template: sandboxes.DefaultTemplate,
 		MaxPerTenant: c.MaxPerTenant, MaxLogs: cmp.Or(int64(c.MaxTenantLog), math.MaxInt64), MaxFollowers: s.cfg.Sandbox.MaxEventStreams,
+		Space: s.spaceCheck(),
 	}, m, p.templates, store, s.tracedArtifacts(keeper), sessionData{data}, s.log)
 	s.undo.add("end the work of sessions", sessions.Close)
 	s.quitSessions = sessions.Quit

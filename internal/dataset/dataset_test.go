@@ -85,7 +85,7 @@ func (w *world) open() {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	shelf, err := local.OpenShelf(filepath.Join(w.dir, "datasets"))
+	shelf, err := local.OpenShelf(filepath.Join(w.dir, "datasets"), nil)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -502,7 +502,7 @@ func TestNobodyWaitsForASweep(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shelf, err := local.OpenShelf(filepath.Join(w.dir, "datasets"))
+	shelf, err := local.OpenShelf(filepath.Join(w.dir, "datasets"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -51,7 +51,7 @@ func TestNamesOfFilesAreInNoSpan(t *testing.T) {
 	}
 	_, kept := tracing.Artifacts(keeper).Keep(t.Context(), oneAgent(t, dir), "acme", artifact.Origin{}, large)
 
-	shelf, err := local.OpenShelf(filepath.Join(dir, "datasets"))
+	shelf, err := local.OpenShelf(filepath.Join(dir, "datasets"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

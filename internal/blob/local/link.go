@@ -1,7 +1,6 @@
 package local
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/covehq/cove/internal/artifact"
 	"github.com/covehq/cove/internal/dataset"
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -33,14 +33,14 @@ type Shelf struct {
 
 var _ dataset.Blobs = (*Shelf)(nil)
 
-// OpenShelf opens the directory, or makes it, and removes what a server that died was writing.
-func OpenShelf(dir string) (*Shelf, error) {
+// OpenShelf opens the directory, or makes it, and removes what a server that died was writing. Blobs ask for space.
+func OpenShelf(dir string, space diskspace.Check) (*Shelf, error) {
 	s := &Shelf{dirs: filepath.Join(dir, "sessions"), heavy: map[artifact.Ref]int64{}}
 	if err := os.MkdirAll(s.dirs, 0o755); err != nil {
 		return nil, fmt.Errorf("open datasets: %w", err)
 	}
 	// What others read is a link to the same inode: hence the mode.
-	blobs, err := Open(filepath.Join(dir, "blobs"), Options{File: 0o444, Dir: 0o700})
+	blobs, err := Open(filepath.Join(dir, "blobs"), Options{File: 0o444, Dir: 0o700, Space: space})
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +53,10 @@ func (s *Shelf) Close() error { return s.blobs.Close() }
 
 // Draft begins a blob.
 func (s *Shelf) Draft(tenant string) (dataset.Draft, error) {
-	d := &draft{store: s.blobs, tenant: tenant, hash: sha256.New()}
+	d, err := s.blobs.draft(tenant)
+	if err != nil {
+		return nil, err
+	}
 	// It is never made under its name: whoever finds it there takes it for whole and shows it to others.
 	if err := d.spill(); err != nil {
 		return nil, err

@@ -16,7 +16,7 @@ import (
 
 func openShelf(t *testing.T, dir string) *local.Shelf {
 	t.Helper()
-	s, err := local.OpenShelf(dir)
+	s, err := local.OpenShelf(dir, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

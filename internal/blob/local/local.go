@@ -19,13 +19,15 @@ import (
 	"sync"
 
 	"github.com/covehq/cove/internal/artifact"
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/fault"
 )
 
-// Options say who may look.
+// Options say who may look, and how much of the disk blobs may take.
 type Options struct {
-	File fs.FileMode // of a blob; default 0600
-	Dir  fs.FileMode // of the directories; default 0700
+	File  fs.FileMode     // of a blob; default 0600
+	Dir   fs.FileMode     // of the directories; default 0700
+	Space diskspace.Check // before a blob takes more of the disk
 }
 
 // Store is a directory of blobs:
@@ -82,9 +84,18 @@ func (s *Store) path(tenant, sum string) (string, error) {
 // making it elsewhere and moving it.
 const small = 64 << 10
 
-// Draft begins a blob.
+// Draft begins a blob. It fails if the disk has no room for more.
 func (s *Store) Draft(tenant string) (artifact.Draft, error) {
-	return &draft{store: s, tenant: tenant, hash: sha256.New()}, nil
+	d, err := s.draft(tenant)
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+func (s *Store) draft(tenant string) (*draft, error) {
+	d := &draft{store: s, tenant: tenant, hash: sha256.New(), space: diskspace.NewMeter(s.options.Space)}
+	return d, d.space.Begin()
 }
 
 type draft struct {
@@ -94,6 +105,7 @@ type draft struct {
 	file   *os.File // nil: it is small, or was placed or dropped
 	hash   hash.Hash
 	size   int64
+	space  *diskspace.Meter
 }
 
 // spill moves a draft from memory into a file of its own.
@@ -111,6 +123,9 @@ func (d *draft) spill() error {
 }
 
 func (d *draft) Write(p []byte) (n int, err error) {
+	if err := d.space.Take(int64(len(p))); err != nil {
+		return 0, err
+	}
 	if d.file == nil && d.size+int64(len(p)) > small {
 		if err := d.spill(); err != nil {
 			return 0, err

@@ -11,6 +11,7 @@ import (
 	"github.com/covehq/cove/internal/artifact"
 	"github.com/covehq/cove/internal/blob/blobtest"
 	"github.com/covehq/cove/internal/blob/local"
+	"github.com/covehq/cove/internal/fault"
 )
 
 func open(t *testing.T, dir string, o local.Options) *local.Store {
@@ -153,4 +154,85 @@ func TestModes(t *testing.T) {
 			t.Error("another tenant has it")
 		}
 	}
+}
+
+// disk is a file system that has room for so many bytes.
+type disk struct{ room, asked int64 }
+
+func (d *disk) space(bytes int64) error {
+	if d.asked += bytes; d.asked > d.room {
+		return fault.New(fault.DiskFull, "the server's disk is full")
+	}
+	return nil
+}
+
+// pour writes into a draft until it takes no more.
+func pour(d io.Writer, piece int) (written int64, err error) {
+	for {
+		n, err := d.Write(make([]byte, piece))
+		if written += int64(n); err != nil || written > 64<<20 {
+			return written, err
+		}
+	}
+}
+
+func TestDraft_BelowReserve(t *testing.T) {
+	const room = 5 << 20
+	for name, draft := range map[string]func(dir string, d *disk) (io.Writer, func(), error){
+		"store": func(dir string, d *disk) (io.Writer, func(), error) {
+			draft, err := open(t, dir, local.Options{Space: d.space}).Draft("acme")
+			if err != nil {
+				return nil, nil, err
+			}
+			return draft, draft.Drop, nil
+		},
+		"shelf": func(dir string, d *disk) (io.Writer, func(), error) {
+			s, err := local.OpenShelf(dir, d.space)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { s.Close() })
+			draft, err := s.Draft("acme")
+			if err != nil {
+				return nil, nil, err
+			}
+			return draft, draft.Drop, nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, _, err := draft(t.TempDir(), &disk{}); !fault.Is(err, fault.DiskFull) {
+				t.Errorf("begun without room: %v, want %s", err, fault.DiskFull)
+			}
+			for _, piece := range []int{1000, 256 << 10, 3 << 20} {
+				dir := t.TempDir()
+				d, drop, err := draft(dir, &disk{room: room})
+				if err != nil {
+					t.Fatal(err)
+				}
+				written, err := pour(d, piece)
+				drop()
+				if !fault.Is(err, fault.DiskFull) || written > room || written == 0 {
+					t.Errorf("in pieces of %d: %d bytes of %d were written, then %v", piece, written, room, err)
+				}
+				if left := files(t, dir); len(left) != 0 {
+					t.Errorf("in pieces of %d: %v is left", piece, left)
+				}
+			}
+		})
+	}
+}
+
+// files are all regular files below a directory.
+func files(t *testing.T, dir string) (all []string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err == nil && e.Type().IsRegular() {
+			all = append(all, path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
 }

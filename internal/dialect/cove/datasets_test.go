@@ -56,7 +56,7 @@ func newDataWorld(t *testing.T) (*world, *stopped) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	shelf, err := local.OpenShelf(filepath.Join(dir, "datasets"))
+	shelf, err := local.OpenShelf(filepath.Join(dir, "datasets"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
