@@ -2,8 +2,12 @@ package e2e_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
 	"net/http"
 	"os"
 	"os/exec"
@@ -11,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -76,6 +81,7 @@ func TestHostDisk(t *testing.T) {
 	keepers = append(keepers, &keeper{s.create(t, client.CreateRequest{Template: "kept"}), "of a snapshot", keepers[0].sum})
 
 	t.Run("nothing starts below the reserve", func(t *testing.T) { refusedBelowReserve(t, s, volatile) })
+	t.Run("uploads of another tenant", func(t *testing.T) { fillByUploads(t, s, other, keepers) })
 	for _, c := range []struct{ claim, storage, line string }{
 		{"one large write", "volatile", `python3 -c "import os; f=os.open('fill', os.O_WRONLY|os.O_CREAT); b=bytes(300<<20)
 while True: os.write(f, b)"`},
@@ -91,6 +97,107 @@ while True: os.write(f, b)"`},
 	}
 }
 
+// fillByUploads has the server itself write for another tenant until it refuses: bodies that are larger than the disk, and
+// bodies that fit. Sandboxes write a little all the time, and none is ended.
+func fillByUploads(t *testing.T, s *server, other *client.Client, keepers []*keeper) {
+	free := s.fill(t, 1200<<20)
+	defer free()
+	open := func() error {
+		_, err := other.OpenSession(t.Context(), "uploads", client.SessionRequest{Datasets: &client.SessionDatasets{Access: "api"}})
+		return err
+	}
+	if err := open(); err != nil {
+		t.Fatal(err)
+	}
+	defer other.RemoveSession(context.WithoutCancel(t.Context()), "uploads")
+	small, err := other.Create(t.Context(), client.CreateRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer small.Kill(context.WithoutCancel(t.Context()))
+	watch := s.watchFree(t)
+	stage := func(id string, bytes int64) error {
+		content := rand.NewChaCha8(sha256.Sum256([]byte(id)))
+		_, err := other.StageDataset(t.Context(), "uploads", id, "", io.LimitReader(content, bytes))
+		return err
+	}
+	for _, c := range []struct {
+		what   string
+		upload func() error
+	}{
+		{"a dataset larger than the disk", func() error { return stage("oversized", 2<<30) }},
+		{"datasets that fit", func() (err error) {
+			for i := 0; err == nil; i++ {
+				err = stage(fmt.Sprint("fits", i), 100<<20)
+			}
+			return err
+		}},
+		{"an image larger than the disk", func() error {
+			_, err := other.ImportImage(t.Context(), "oversized", &zeros{left: 2 << 30})
+			return err
+		}},
+	} {
+		refused := make(chan error, 1)
+		go func() { refused <- c.upload() }()
+		for round, done := 0, false; !done; round++ {
+			select {
+			case err := <-refused:
+				if done = true; client.KindOf(err) != client.DiskFull {
+					t.Errorf("%s: got %v of kind %q", c.what, err, client.KindOf(err))
+				}
+			default:
+			}
+			for _, k := range keepers {
+				if err := k.check(round); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := small.Exec(t.Context(), client.ExecRequest{Command: "head -c 500000 /dev/urandom >> more; sync more"}); err != nil {
+				t.Errorf("%s: a sandbox of the tenant that uploads: %v", c.what, err)
+			}
+		}
+	}
+	least := watch()
+	t.Logf("at least %d MB were free", least>>20)
+	if least < 300<<20 { // the reserve is 400, and sandboxes write too
+		t.Errorf("the server's own files left %d MB of the disk", least>>20)
+	}
+	for _, k := range append([]*keeper{{&sandbox{t, small}, "of the tenant that uploads", ""}}, keepers...) {
+		if err := k.Refresh(t.Context()); err != nil || k.State != "running" {
+			t.Errorf("the sandbox %s: %s, %s, %v", k.kind, k.State, k.Message, err)
+		}
+	}
+	if err := other.RemoveSession(t.Context(), "uploads"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "there is space for a dataset again", patience, func() bool { return open() == nil && stage("again", 100<<20) == nil })
+}
+
+// watchFree notes the least space that is free until stop is called.
+func (s *server) watchFree(t *testing.T) (stop func() int64) {
+	end, least := make(chan struct{}), make(chan int64)
+	go func() {
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		free := int64(math.MaxInt64)
+		for {
+			select {
+			case <-end:
+				least <- free
+				return
+			case <-tick.C:
+				var st unix.Statfs_t
+				if unix.Statfs(s.dir, &st) == nil {
+					free = min(free, int64(st.Bavail)*st.Bsize)
+				}
+			}
+		}
+	}()
+	stop = sync.OnceValue(func() int64 { close(end); return <-least })
+	t.Cleanup(func() { stop() })
+	return stop
+}
+
 // refusedBelowReserve leaves less than the reserve, a tenth of this file system, and more than what
 // stops a sandbox.
 func refusedBelowReserve(t *testing.T, s *server, running *sandbox) {
@@ -99,6 +206,10 @@ func refusedBelowReserve(t *testing.T, s *server, running *sandbox) {
 	for what, ask := range map[string]func() error{
 		"a create": func() error { _, err := s.Create(t.Context(), client.CreateRequest{}); return err },
 		"a fork":   func() error { _, err := running.Fork(t.Context(), client.ForkRequest{Count: 1}); return err },
+		"a snapshot": func() error {
+			_, err := running.Snapshot(t.Context(), client.SnapshotRequest{Name: "none"})
+			return err
+		},
 		"a volume": func() error { _, err := s.CreateVolume(t.Context(), client.VolumeRequest{Name: "none"}); return err },
 	} {
 		err := ask()
