@@ -159,10 +159,25 @@ func wants(ctx context.Context, sb *client.Sandbox, code, value string) error {
 // resident is a sandbox that lives through the fault.
 type resident struct {
 	id, secret, sum string
+	api             *client.Client // of its tenant; nil: the server's own, which is another after a restart
+}
+
+// in is the resident as a client has it.
+func (r resident) in(s *testserver.Server) *client.Sandbox {
+	if r.api != nil {
+		return r.api.Sandbox(r.id)
+	}
+	return s.Sandbox(r.id)
 }
 
 // settle makes residents: each with a variable, a file of random bytes and a process.
 func (f *fault) settle(s *testserver.Server, n int, req client.CreateRequest) (all []resident) {
+	f.Helper()
+	return f.settleOf(s.Client, n, req)
+}
+
+// settleOf makes residents of the tenant that a client has the key of.
+func (f *fault) settleOf(s *client.Client, n int, req client.CreateRequest) (all []resident) {
 	f.Helper()
 	if req.TimeoutSeconds == 0 {
 		req.TimeoutSeconds = 3600
@@ -184,7 +199,7 @@ func (f *fault) settle(s *testserver.Server, n int, req client.CreateRequest) (a
 		if _, err := sb.Files().WriteBytes(ctx, "kept", content); err != nil {
 			f.Fatalf("a file before the fault: %v", err)
 		}
-		if out, err := sb.Exec(ctx, client.ExecRequest{Command: "nohup sleep 54321 >/dev/null 2>&1 &"}); err != nil || out.Outcome != client.OutcomeOK {
+		if out, err := sb.Exec(ctx, client.ExecRequest{Command: "sync kept; nohup sleep 54321 >/dev/null 2>&1 &"}); err != nil || out.Outcome != client.OutcomeOK {
 			f.Fatalf("a process before the fault: %v %+v", err, out)
 		}
 		all = append(all, r)
@@ -196,17 +211,18 @@ func (f *fault) settle(s *testserver.Server, n int, req client.CreateRequest) (a
 func (f *fault) stillThere(s *testserver.Server, all []resident) {
 	f.Helper()
 	for _, r := range all {
-		sb := s.Sandbox(r.id)
+		sb := r.in(s)
 		ctx, cancel := context.WithTimeout(f.Context(), patience)
 		defer cancel()
 		if err := f.ask(func(ctx context.Context) error { return wants(ctx, sb, "kept", "'"+r.secret+"'") }); err != nil {
 			f.lost("the variable of %s: %v", r.id, err)
 			continue
 		}
-		out, err := sb.Exec(ctx, client.ExecRequest{Command: "sha256sum kept; pgrep -c sleep"})
+		// Past the sandbox's cache: only that shows what is on the host's disk.
+		out, err := sb.Exec(ctx, client.ExecRequest{Command: "dd if=kept iflag=direct bs=1M status=none | sha256sum; pgrep -c sleep"})
 		if err != nil {
 			f.lost("the sandbox %s: %v", r.id, err)
-		} else if want := r.sum + "  kept\n1\n"; out.Stdout != want {
+		} else if want := r.sum + "  -\n1\n"; out.Stdout != want {
 			f.lost("the file or process of %s: %q %q, want %q", r.id, out.Stdout, out.Stderr, want)
 		}
 	}

@@ -42,13 +42,32 @@ func onSmallDisk(f *fault, bytes int64) *testserver.Server {
 	return s
 }
 
-// TestHostDiskFull has one sandbox write until the host's disk is full. It is the one that ends, and no other loses a byte.
+// TestHostDiskFull has one sandbox write until the host's disk is full. It is the one that ends, and no other loses a byte,
+// neither of its tenant nor of another, volatile or durable.
 func TestHostDiskFull(t *testing.T) {
 	f := begin(t, "host's disk: one sandbox fills it under load")
 	s := onSmallDisk(f, 4<<30)
-	residents := f.settle(s, 2, client.CreateRequest{})
+	key, err := s.CreateKey(f.Context(), client.KeyRequest{Tenant: "other", Name: "of the tenant that fills the disk"})
+	if err != nil {
+		f.Fatal(err)
+	}
+	other, err := client.New(s.URL, key.Secret)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Cleanup(func() { other.Close() })
+	residents := f.settle(s, 1, client.CreateRequest{})
+	residents = append(residents, f.settle(s, 1, client.CreateRequest{Storage: "durable"})...)
+	for _, r := range f.settleOf(other, 1, client.CreateRequest{}) {
+		r.api = other
+		residents = append(residents, r)
+	}
+	f.eventually("both tenants' pools have their kernels", patience, func() bool {
+		c, err := s.Count(f.Context())
+		return err == nil && c["maker's pool"] >= 16 && c["zygotes' children"] == c["maker's slots"]
+	})
 	before := f.count(s, residents)
-	greedy, err := s.Create(f.Context(), client.CreateRequest{TimeoutSeconds: 3600})
+	greedy, err := other.Create(f.Context(), client.CreateRequest{TimeoutSeconds: 3600})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -74,7 +93,7 @@ func TestHostDiskFull(t *testing.T) {
 		_, _ = greedy.Exec(ctx, client.ExecRequest{Command: "dd if=/dev/zero of=big bs=1M"}) // how it ends is asked below
 	}()
 	f.eventually("the sandbox that fills the disk has ended, and with that cause", soon, func() bool {
-		sb, err := s.Get(f.Context(), greedy.ID)
+		sb, err := other.Get(f.Context(), greedy.ID)
 		return err == nil && sb.State == "ended" && sb.Cause == "host_disk_full"
 	})
 	cancel()
