@@ -44,10 +44,10 @@ func TestPreload_HollowPackage(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "hollow"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(python3(t), "-c", "import zygote; r = zygote.preload(['hollow', 'json', 'time']); print(r['hollow'], type(r['json']), type(r['time']))")
+	cmd := exec.Command(python3(t), "-c", "import zygote; r, empty = zygote.preload(['hollow', 'json', 'time']); print(empty, r['hollow'], type(r['json']), type(r['time']))")
 	cmd.Env = append(os.Environ(), "PYTHONPATH="+dir, "PYTHONDONTWRITEBYTECODE=1")
 	out, err := cmd.CombinedOutput()
-	want := "ImportError: there is a directory of that name and no module: a part of its package is missing <class 'float'> <class 'float'>\n"
+	want := "['hollow'] ImportError: there is a directory of that name and no module: a part of its package is missing <class 'float'> <class 'float'>\n"
 	if err != nil || string(out) != want {
 		t.Errorf("got %q, %v", out, err)
 	}

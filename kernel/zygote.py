@@ -586,21 +586,26 @@ def copy_fonts(home):
 def hollow(module):
     """A package without its __init__.py can be imported as a namespace package: it has no file and nothing in it."""
     spec = getattr(module, "__spec__", None)
-    return getattr(module, "__file__", None) is None and spec is not None and spec.origin is None and spec.submodule_search_locations is not None
+    return getattr(module, "__file__", None) is None and type(
+        getattr(spec, "submodule_search_locations", None)).__name__ == "_NamespacePath"
+
+
+MAX_REASON = 500  # characters of a failed import: all of them travel in one message
 
 
 def preload(modules):
-    """Import what the template wants; what each took, or why it could not."""
-    report = {}
+    """Import what the template wants. Returns what each took, or why it could not, and the names of hollow packages."""
+    report, empty = {}, []
     for name in modules:
         start = time.monotonic()
         try:
             if hollow(importlib.import_module(name)):
+                empty.append(name)
                 raise ImportError("there is a directory of that name and no module: a part of its package is missing")
             report[name] = round(time.monotonic() - start, 4)
         except BaseException as e:  # a module may call sys.exit()
-            report[name] = "%s: %s" % (type(e).__name__, e)
-    return report
+            report[name] = ("%s: %s" % (type(e).__name__, e))[:MAX_REASON]
+    return report, empty
 
 
 # What libraries put off until first use, done once here so that no child pays for it. Keyed by the module that must
@@ -834,7 +839,7 @@ class Zygote:
         if message.get("user_site"):
             add_user_site(message["user_site"])
         sys.dont_write_bytecode = True
-        imports = preload(["ssl"] + list(message.get("preload") or ()))
+        imports, empty = preload(["ssl"] + list(message.get("preload") or ()))
         self.kernel = load_kernel(kernel_dir)
         self.kernel.prepare()
         if message.get("warmup"):
@@ -848,7 +853,7 @@ class Zygote:
         find_numpy_state()
         report = self.settle(shim, tune)
         report.update(packed=packed, type="ready", python=platform.python_version(), threads=threads(), rss_kb=rss_kb(),
-                      seconds=round(time.monotonic() - start, 4), imports=imports, way=self.way.name,
+                      seconds=round(time.monotonic() - start, 4), imports=imports, hollow=empty, way=self.way.name,
                       kernel=self.kernel.prepare().shell.name)
         if why:
             report["way_reason"] = why

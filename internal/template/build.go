@@ -489,6 +489,15 @@ func (t *Template) Try(ctx context.Context, scratch string, argv ...string) ([]b
 	return t.try(ctx, scratch, argv, nil)
 }
 
+// importAll imports modules. It refuses a package without its __init__.py, as zygotes do: see hollow in
+// kernel/zygote.py.
+const importAll = `import importlib
+for m in %s:
+    spec = getattr(importlib.import_module(m), "__spec__", None)
+    if type(getattr(spec, "submodule_search_locations", None)).__name__ == "_NamespacePath":
+        raise ImportError(m + " is a directory without an __init__.py")
+`
+
 // prepare imports what zygotes will import, inside the template, and keeps what that left in the home directory:
 // a package that does not work here is found now, and caches are made once.
 func (b *build) prepare(ctx context.Context, l *layer, i int, below []*built) error {
@@ -501,7 +510,7 @@ func (b *build) prepare(ctx context.Context, l *layer, i int, below []*built) er
 	if err != nil {
 		return err
 	}
-	code := "import importlib\nfor m in " + string(modules) + ": importlib.import_module(m)\n" + d.Python.Prepare
+	code := fmt.Sprintf(importAll, modules) + d.Python.Prepare
 	t := b.compose(append(slices.Clone(below), &built{dir: l.dir}))
 	scratch := filepath.Join(l.dir, "scratch")
 	if err := os.Mkdir(scratch, 0o755); err != nil {

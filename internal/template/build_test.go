@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -504,6 +505,23 @@ func TestAMissingPythonIsSaid(t *testing.T) {
 	built, _ := ensure(t, store, "y")
 	if len(built.Warnings) == 0 || built.Python.Executable != "" {
 		t.Errorf("got %+v", built)
+	}
+}
+
+// TestEnsure_HollowModule refuses a module that is a directory without an __init__.py: no zygote would start from it.
+func TestEnsure_HollowModule(t *testing.T) {
+	needRoot(t)
+	python := "[host]\ntrees = ['/usr']\n[python]\nfind = ['>=3.9,<3.15']\n"
+	store := open(t, write(t, map[string]string{"x.toml": "name = 'x'\n" + python}))
+	built, _ := ensure(t, store, "x")
+	site := try(t, built, built.Python.Executable+" -I -c 'import site; print(site.getsitepackages()[0])'")
+	for file, refused := range map[string]bool{"__init__.py": false, "part.py": true} {
+		text := fmt.Sprintf("name = 'boxes'\n%spreload = ['boxed', 'sys']\n[files]\n'%s/boxed/%s' = ''", python, site, file)
+		store := open(t, write(t, map[string]string{"boxes.toml": text}))
+		_, err := store.Ensure(t.Context(), "boxes", nil)
+		if (err != nil) != refused || refused && !strings.Contains(err.Error(), "boxed is a directory without an __init__.py") {
+			t.Errorf("a package with %s alone: %v", file, err)
+		}
 	}
 }
 

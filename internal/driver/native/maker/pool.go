@@ -3,6 +3,7 @@ package maker
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -440,6 +441,9 @@ func (p *pool) zygote(ctx context.Context) (*zygote, error) {
 		p.mu.Lock()
 		err := p.zygoteErr
 		p.mu.Unlock()
+		if errors.Is(err, errHollow) {
+			return nil, err // its sentence is for the caller
+		}
 		if err != nil {
 			return nil, fault.Wrap(fault.Unavailable, err, "the kernel of template %s cannot be started", p.template.Name)
 		}

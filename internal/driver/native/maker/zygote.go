@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -82,7 +83,8 @@ type zygoteMessage struct {
 	Threads int            `json:"threads"`
 	RSSKB   int64          `json:"rss_kb"`
 	Seconds float64        `json:"seconds"`
-	Imports map[string]any `json:"imports"`
+	Imports map[string]any `json:"imports"`    // seconds by module, or why it cannot be imported
+	Hollow  []string       `json:"hollow"`     // modules that are a directory without its __init__.py
 	Way     string         `json:"way"`        // "shim", or how it forks without
 	Reason  string         `json:"way_reason"` // why without
 }
@@ -161,6 +163,9 @@ func (m *Maker) startZygote(ctx context.Context, t *template.Template, owner int
 	undo.add(func() { z.anchors.Close() })
 	defer anchors.Close()
 	if err := z.configure(ctx, t, anchors); err != nil {
+		return nil, err
+	}
+	if err := m.checkImports(t, z.ready); err != nil {
 		return nil, err
 	}
 	undo.release()
@@ -242,6 +247,29 @@ func (z *zygote) configure(ctx context.Context, t *template.Template, anchors *o
 		return fmt.Errorf("zygote did not start: %s: %s", z.ready.Error, z.stderr.text())
 	}
 	return z.conn.SetDeadline(time.Time{})
+}
+
+// errHollow is a template in which a package has no __init__.py.
+var errHollow = errors.New("a hollow package")
+
+// maxImportError bounds the text of an import's error in the log.
+const maxImportError = 300
+
+// checkImports refuses a zygote whose template has a hollow package: a directory without its
+// __init__.py, which Python imports as an empty namespace package. Another import that fails is
+// logged, and kernels start without that module.
+func (m *Maker) checkImports(t *template.Template, ready zygoteMessage) error {
+	for _, module := range t.Python.Preload { // the zygote could invent other names
+		if slices.Contains(ready.Hollow, module) {
+			m.log.Error("a template is damaged: a Python module has no __init__.py, so no kernel starts; `cove doctor --verify` names the layer, else the host's own packages are damaged",
+				"template", t.Name, "module", module)
+			return fault.Wrap(fault.Unavailable, errHollow, "template %s is damaged: its Python module %s has no __init__.py", t.Name, module)
+		}
+		if why, failed := ready.Imports[module].(string); failed {
+			m.log.Warn("a template's Python module cannot be imported; kernels start without it", "template", t.Name, "module", module, "error", why[:min(len(why), maxImportError)])
+		}
+	}
+	return nil
 }
 
 // attendZygote hears it until it ends.
