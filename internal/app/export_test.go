@@ -68,3 +68,6 @@ var OwnCertificate = ownCertificate
 
 // SpaceCheck is what the parts of a server with this configuration ask before they write.
 func SpaceCheck(cfg config.Config) diskspace.Check { return (&Server{cfg: cfg}).spaceCheck() }
+
+// RenewMain is the child that renews templates.
+var RenewMain = renewMain

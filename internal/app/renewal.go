@@ -35,7 +35,7 @@ type renewal struct {
 	cmd     *exec.Cmd
 	stdin   io.WriteCloser
 	lines   io.ReadCloser
-	checked chan struct{} // closed when the child has looked at every template, or has ended
+	checked chan struct{} // closed when the child has looked at the templates that the server prepares, or has ended
 	built   chan string   // names of templates that were replaced; closed when the child has ended
 	done    chan struct{} // closed when the child has ended
 	state   *templateState
@@ -55,7 +55,7 @@ type renewed struct {
 // The states of a template in renewal.
 const (
 	renewDamaged  = "damaged"  // a layer is not as it was built: no sandbox starts from it
-	renewChecked  = "checked"  // every template was looked at; it names none
+	renewChecked  = "checked"  // the templates that the server prepares were looked at; it names none
 	renewCurrent  = "current"  // it is up to date
 	renewBuilding = "building" // the earlier one serves meanwhile
 	renewBuilt    = "built"    // the new one serves from now on
@@ -175,7 +175,8 @@ func (s *Server) renewTemplates(t builtTemplates, names []string) error {
 // checkPatience is how long a start waits for the look at the templates: a slow disk takes longer than the look is worth.
 const checkPatience = 20 * time.Second
 
-// awaitCheck returns when the child has looked at every template, so that no zygote imports from a damaged one.
+// awaitCheck returns when the child has looked at the templates that the server prepares, so that none of
+// their zygotes imports from a damaged one.
 func (r *renewal) awaitCheck(ctx context.Context) {
 	late := time.NewTimer(checkPatience)
 	defer late.Stop()
@@ -273,30 +274,60 @@ func renewMain(args []string, stdin io.Reader, out io.Writer) error {
 	say := func(name, state, message string) {
 		_ = json.NewEncoder(out).Encode(renewed{name, state, message}) // the server may be gone
 	}
-	discardDamaged(ctx, store, args[1:], say)
-	for _, name := range args[1:] {
+	r := renewer{store: store, checker: store.Checker(), say: say, bad: map[string]bool{}}
+	names := args[1:]
+	for _, name := range names {
+		r.check(ctx, name)
+	}
+	say("", renewChecked, "")
+	for _, name := range otherTemplates(store, names) {
+		if r.check(ctx, name) {
+			names = append(names, name)
+		}
+	}
+	r.discard(ctx)
+	for _, name := range names {
 		renewOne(ctx, store, name, say)
 	}
 	return ctx.Err()
 }
 
-// discardDamaged puts layers aside whose files are not those that were built. Every template is looked at before: several
-// share a layer.
-func discardDamaged(ctx context.Context, store *template.Store, names []string, say func(name, state, message string)) {
-	bad := map[string]bool{}
-	for _, name := range names {
-		found, err := store.Check(ctx, name)
-		for layer, why := range found {
-			bad[layer] = true
-			say(name, renewDamaged, fmt.Sprintf("layer %s: %s", layer, why))
-		}
-		if err != nil && ctx.Err() == nil {
-			say(name, renewDamaged, err.Error())
+// otherTemplates are the built templates of the operator beyond names. They are built again if they are
+// damaged, and not if the host has changed.
+func otherTemplates(store *template.Store, names []string) (others []string) {
+	for _, t := range store.List() {
+		if t.Digest != "" && !slices.Contains(names, t.Name) {
+			others = append(others, t.Name)
 		}
 	}
-	say("", renewChecked, "")
-	for layer := range bad {
-		if err := store.Discard(ctx, layer); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	return others
+}
+
+// renewer finds the layers whose files are not those that were built.
+type renewer struct {
+	store   *template.Store
+	checker *template.Checker
+	say     func(name, state, message string)
+	bad     map[string]bool // by layer
+}
+
+// check tells whether a template is damaged.
+func (r *renewer) check(ctx context.Context, name string) (damaged bool) {
+	found, err := r.checker.Check(ctx, name)
+	for layer, why := range found {
+		r.bad[layer] = true
+		r.say(name, renewDamaged, fmt.Sprintf("layer %s: %s", layer, why))
+	}
+	if err != nil && ctx.Err() == nil {
+		r.say(name, renewDamaged, err.Error())
+	}
+	return len(found) > 0 || err != nil
+}
+
+// discard puts the bad layers aside. Several templates may share one: all of them are checked before.
+func (r *renewer) discard(ctx context.Context) {
+	for layer := range r.bad {
+		if err := r.store.Discard(ctx, layer); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return // Ensure tells what is wrong
 		}
 	}

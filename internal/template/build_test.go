@@ -770,7 +770,7 @@ func TestCheck_DamagedLayerIsBuiltAgain(t *testing.T) {
 	needRoot(t)
 	store := open(t, write(t, map[string]string{"small.toml": small + "'/etc/issue' = 'here'\n"}))
 	before, _ := ensure(t, store, "small")
-	if bad, err := store.Check(t.Context(), "small"); err != nil || len(bad) != 0 {
+	if bad, err := store.Checker().Check(t.Context(), "small"); err != nil || len(bad) != 0 {
 		t.Errorf("as it was built: %q, %v", bad, err)
 	}
 	root := before.Trees[0].Lower[0]
@@ -783,7 +783,7 @@ func TestCheck_DamagedLayerIsBuiltAgain(t *testing.T) {
 		if err := damage(); err != nil {
 			t.Fatal(err)
 		}
-		if bad, err := store.Check(t.Context(), "small"); err != nil || len(bad) != 1 || bad[layer] == "" {
+		if bad, err := store.Checker().Check(t.Context(), "small"); err != nil || len(bad) != 1 || bad[layer] == "" {
 			t.Errorf("%s: %q, %v", claim, bad, err)
 		}
 		if err := store.Discard(t.Context(), layer); err != nil {

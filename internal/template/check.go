@@ -15,10 +15,20 @@ import (
 // damaged begins the names of layers that Discard put aside: sandboxes that live may still show them.
 const damaged = ".damaged-"
 
+// Checker compares the layers of built templates with what was built. Templates share layers: it looks
+// at each layer once.
+type Checker struct {
+	store    *Store
+	verdicts map[string]string // by layer; empty: it is as it was built
+}
+
+// Checker returns one that has looked at nothing yet.
+func (s *Store) Checker() *Checker { return &Checker{s, map[string]string{}} }
+
 // Check compares the names and sizes in the layers of a built template with what was built, and tells the layers that
 // differ. It fails if the template's Python is gone. It reads no file's content; Verify does.
-func (s *Store) Check(ctx context.Context, name string) (bad map[string]string, err error) {
-	r, err := s.loadRecord(s.built(name + ".json"))
+func (c *Checker) Check(ctx context.Context, name string) (bad map[string]string, err error) {
+	r, err := c.store.loadRecord(c.store.built(name + ".json"))
 	if err != nil {
 		return nil, err
 	}
@@ -27,7 +37,12 @@ func (s *Store) Check(ctx context.Context, name string) (bad map[string]string, 
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if why := s.checkLayer(layer); why != "" {
+		why, known := c.verdicts[layer]
+		if !known {
+			why = c.store.checkLayer(layer)
+			c.verdicts[layer] = why
+		}
+		if why != "" {
 			bad[layer] = why
 		}
 	}
