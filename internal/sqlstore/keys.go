@@ -74,8 +74,10 @@ func (s *Store) RevokeKey(ctx context.Context, tenant, id string, at time.Time) 
 // TouchKey records when a key was last used.
 func (s *Store) TouchKey(ctx context.Context, id string, at time.Time) error {
 	err := s.call(ctx, s.limit, func(ctx context.Context) error {
-		_, err := s.stmts.touchKey.ExecContext(ctx, id, micros(at))
-		return err
+		return s.whileFree(ctx, func(ctx context.Context) error {
+			_, err := s.stmts.touchKey.ExecContext(ctx, id, micros(at))
+			return err
+		})
 	})
 	if err != nil {
 		return fmt.Errorf("touch key: %w", err)

@@ -61,9 +61,7 @@ func TestReady_NeedsADatabaseThatTakesChanges(t *testing.T) {
 				}
 			}
 			repair()
-			if err := s.Ready(t.Context()); err != nil {
-				t.Errorf("after the repair: %v", err)
-			}
+			until(t, "the database is ready after the repair", func() bool { return s.Ready(t.Context()) == nil })
 		})
 	}
 }

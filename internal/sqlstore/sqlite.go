@@ -38,7 +38,7 @@ func Open(path string) (*Store, error) {
 		return nil, fmt.Errorf("open database: %w", err)
 	}
 	f.Close()
-	dsn := "file:" + (&url.URL{Path: path}).EscapedPath() + "?_pragma=busy_timeout(1500)"
+	dsn := fmt.Sprintf("file:%s?_pragma=busy_timeout(%d)", (&url.URL{Path: path}).EscapedPath(), lockLimit.Milliseconds())
 	w, err := sql.Open("sqlite", dsn+writePragmas)
 	if err != nil {
 		return nil, fmt.Errorf("open database %s: %w", path, err)
@@ -51,6 +51,7 @@ func Open(path string) (*Store, error) {
 		s.Close()
 		return nil, openError(path, err)
 	}
+	s.lock = newLockWatch()
 	s.work.Go(func() { s.checkpoints(ctx) })
 	return s, nil
 }

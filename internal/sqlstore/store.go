@@ -26,6 +26,7 @@ type Store struct {
 	due     chan struct{}   // a checkpoint of SQLite's log is; nil: nobody makes any
 	life    context.Context //nolint:containedctx // of what runs beside the callers, until Close
 	quit    context.CancelFunc
+	lock    *lockWatch  // of SQLite
 	suspect atomic.Bool // a call timed out, and so did the change that the store asked for after it
 	// doubt is set while the store asks the database because a call timed out; it is done when the
 	// database is suspect.
@@ -73,7 +74,9 @@ func (s *Store) inTx(ctx context.Context, do func(context.Context, *sql.Tx) erro
 // inTxWithin is inTx with a limit of its own for each attempt.
 func (s *Store) inTxWithin(ctx context.Context, limit time.Duration, do func(context.Context, *sql.Tx) error) (err error) {
 	for n := range attempts {
-		err = s.call(ctx, limit, func(ctx context.Context) error { return s.once(ctx, do) })
+		err = s.call(ctx, limit, func(ctx context.Context) error {
+			return s.whileFree(ctx, func(ctx context.Context) error { return s.once(ctx, do) })
+		})
 		if err == nil || !s.again(err) || wait(ctx, n) != nil {
 			return err
 		}
