@@ -311,6 +311,7 @@ func (f *fault) count(s *testserver.Server, residents []resident) testserver.Cen
 // nothingLeft compares with a census from before the fault. A pool may have grown by what a slot needs.
 func (f *fault) nothingLeft(s *testserver.Server, residents []resident, before testserver.Census) {
 	f.Helper()
+	f.row.Counted = true
 	var more []string
 	for deadline := time.Now().Add(2 * soon); time.Now().Before(deadline); time.Sleep(200 * time.Millisecond) {
 		now := f.count(s, residents)

@@ -61,6 +61,7 @@ type row struct {
 	Clients  map[string]int `json:"clients"`         // answers by status, during the fault and after it
 	Service  float64        `json:"service_seconds"` // from the fault's end, or its moment if it has none, to the first good cell of a new sandbox
 	Lost     []string       `json:"lost"`
+	Counted  bool           `json:"counted"` // what was left over
 	Left     []string       `json:"left_over"`
 	Notes    []string       `json:"notes,omitempty"`
 	Failures []string       `json:"failures,omitempty"`
@@ -169,6 +170,14 @@ func (r *row) service() string {
 	return fmt.Sprintf("%.1fs", r.Service)
 }
 
+// left tells what was left over. Where nothing counted it, that is not known.
+func (r *row) left() string {
+	if !r.Counted && len(r.Left) == 0 {
+		return "not counted"
+	}
+	return or(strings.Join(r.Left, "; "), "nothing")
+}
+
 func (r *row) verdict() string {
 	if r.Holds {
 		return "holds"
@@ -177,7 +186,7 @@ func (r *row) verdict() string {
 }
 
 func (r *row) String() string {
-	text := fmt.Sprintf("%s | %s | clients %s | service %s | lost %d | left over %d | took %.0fs", r.Fault, r.verdict(), r.clients(), r.service(), len(r.Lost), len(r.Left), r.Seconds)
+	text := fmt.Sprintf("%s | %s | clients %s | service %s | lost %d | left over: %s | took %.0fs", r.Fault, r.verdict(), r.clients(), r.service(), len(r.Lost), r.left(), r.Seconds)
 	for _, n := range r.Notes {
 		text += "\n    " + n
 	}
@@ -202,7 +211,7 @@ func report() {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "FAULT\tRESULT\tCLIENTS SAW\tSERVICE AFTER\tLOST\tLEFT OVER\tTOOK")
 	for _, r := range rows.all {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%.0fs\n", r.Fault, r.verdict(), r.clients(), r.service(), or(strings.Join(r.Lost, "; "), "nothing"), or(strings.Join(r.Left, "; "), "nothing"), r.Seconds)
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%.0fs\n", r.Fault, r.verdict(), r.clients(), r.service(), or(strings.Join(r.Lost, "; "), "nothing"), r.left(), r.Seconds)
 	}
 	_ = w.Flush()
 	text, err := json.MarshalIndent(map[string]any{"seed": seed, "faults": rows.all}, "", "  ")
