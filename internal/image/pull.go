@@ -82,7 +82,7 @@ func (s *Service) checkPlatform(asked string) error {
 		return fault.New(fault.Invalid, "a platform is written os/arch, like %s", s.cfg.Platform)
 	}
 	if parts[0]+"/"+parts[1] != s.cfg.Platform {
-		return fault.New(fault.Unsupported, "this server runs images for %s and no others", s.cfg.Platform)
+		return fault.New(fault.NotFound, "there is no image for %.100s here: this server runs images for %s and no others", asked, s.cfg.Platform)
 	}
 	return nil
 }

@@ -125,7 +125,7 @@ func TestEnsureWithoutRegistry(t *testing.T) {
 		}
 	}
 	_, err := w.Ensure(t.Context(), globex, template.PullRequest{Reference: "python:3.12-slim", Platform: "linux/arm64"})
-	wantKind(t, err, fault.Unsupported, "linux/amd64")
+	wantKind(t, err, fault.NotFound, "linux/amd64")
 	_, err = w.Ensure(t.Context(), globex, template.PullRequest{Reference: "python:3.12-slim", Platform: "linux"})
 	wantKind(t, err, fault.Invalid, "os/arch")
 }
