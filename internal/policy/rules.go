@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 
@@ -22,6 +23,15 @@ const EveryTenant = "*"
 // MaxListed is how many addresses an allow list may name where MaxMode is List: without a bound, a list of 0.0.0.0/0 would be
 // the mode that the ceiling refuses.
 const MaxListed = 1 << 24
+
+// ErrForbidden is in the chain of what Check refuses: the policy is a valid one, and this server's
+// operator does not allow it. A dialect may answer with another status than for a malformed policy.
+var ErrForbidden = errors.New("not allowed by the operator")
+
+// forbidden is a fault.Invalid with ErrForbidden in its chain.
+func forbidden(format string, args ...any) error {
+	return fault.Wrap(fault.Invalid, ErrForbidden, format, args...)
+}
 
 // Validate refuses rules that could not be enforced.
 func (r Rules) Validate() error {
@@ -56,7 +66,7 @@ func checkGrant(p netip.Prefix) error {
 // Check refuses a policy that the operator does not allow the tenant.
 func (r Rules) Check(n Network, tenant string) error {
 	if most := r.maxMode(); width[n.Mode] > width[most] {
-		return fault.New(fault.Invalid, "network mode %q is more than this server allows; the most is %q (network.max_mode)", n.Mode, most)
+		return forbidden("network mode %q is more than this server allows; the most is %q (network.max_mode)", n.Mode, most)
 	}
 	for _, p := range n.Allow {
 		if err := r.checkAllow(n.Mode, p, tenant); err != nil {
@@ -64,7 +74,7 @@ func (r Rules) Check(n Network, tenant string) error {
 		}
 	}
 	if n.Mode == List && r.maxMode() == List && addresses(n.Allow) > MaxListed {
-		return fault.New(fault.Invalid, "the allow list names more than the %d addresses that this server allows in a list (network.max_mode = list)", MaxListed)
+		return forbidden("the allow list names more than the %d addresses that this server allows in a list (network.max_mode = list)", MaxListed)
 	}
 	return nil
 }
@@ -74,13 +84,13 @@ func (r Rules) Check(n Network, tenant string) error {
 func (r Rules) checkAllow(mode Mode, p netip.Prefix, tenant string) error {
 	switch {
 	case within(p, unreachable):
-		return fault.New(fault.Invalid, "network prefix %s is a private network, which no sandbox can reach", p)
+		return forbidden("network prefix %s is a private network, which no sandbox can reach", p)
 	case !Named(p):
 		return nil
 	case !r.Opens(p, tenant):
-		return fault.New(fault.Invalid, "network prefix %s is a private network that this server's operator has not opened to you (network.private)", p)
+		return forbidden("network prefix %s is a private network that this server's operator has not opened to you (network.private)", p)
 	case mode == Internet:
-		return fault.New(fault.Invalid, "network prefix %s is a private network; mode %q reaches public addresses only, use mode %q", p, Internet, List)
+		return forbidden("network prefix %s is a private network; mode %q reaches public addresses only, use mode %q", p, Internet, List)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package policy_test
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -55,7 +56,7 @@ func TestRules_Check(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := c.rules.Check(c.n, c.tenant)
-			if (c.says == "") != (err == nil) || err != nil && (!fault.Is(err, fault.Invalid) || !strings.Contains(fault.Message(err), c.says)) {
+			if (c.says == "") != (err == nil) || err != nil && (!fault.Is(err, fault.Invalid) || !errors.Is(err, policy.ErrForbidden) || !strings.Contains(fault.Message(err), c.says)) {
 				t.Errorf("%v, want %q", err, c.says)
 			}
 		})
