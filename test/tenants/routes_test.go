@@ -100,9 +100,21 @@ func documentedIf(t *testing.T, native bool) (routes []string) {
 		t.Fatal(err)
 	}
 	var doc struct {
-		Paths map[string]map[string]json.RawMessage
+		Paths      map[string]map[string]json.RawMessage
+		Components struct {
+			PathItems map[string]map[string]json.RawMessage
+		}
 	}
 	decode(t, string(text), &doc)
+	for _, item := range doc.Components.PathItems { // where a connection changes its protocol
+		var path string
+		decode(t, string(item["x-path"]), &path)
+		for method := range item {
+			if methodForm.MatchString(strings.ToUpper(method)) {
+				routes = append(routes, strings.ToUpper(method)+" "+path)
+			}
+		}
+	}
 	for path, methods := range doc.Paths {
 		for method := range methods {
 			if method != "parameters" {

@@ -38,7 +38,7 @@ var errNoArtifacts = fault.New(fault.Unsupported, "this server has no artifacts:
 
 func (a *API) listArtifacts(c *call) error {
 	q := c.query()
-	query := artifact.Query{Key: q.text("session"), Run: q.text("run"), SHA256: q.text("sha256"), Cursor: q.text("cursor"),
+	query := artifact.Query{Key: q.text("session"), Run: q.text("run"), SHA256: q.text("sha256"), Cursor: q.cursor(numberCursor),
 		Limit: int(q.integer("limit", 1, artifact.MaxLimit))}
 	if q.err != nil {
 		return q.err

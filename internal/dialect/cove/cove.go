@@ -92,7 +92,9 @@ func New(s Sandboxes, k Keys, t Templates, log *slog.Logger) *API {
 	methods := map[string][]string{}
 	for _, r := range routes {
 		a.mux.HandleFunc(r.method+" "+Prefix+r.path, a.serve(r))
-		methods[r.path] = append(methods[r.path], r.method)
+		if !r.upgrades() {
+			methods[r.path] = append(methods[r.path], r.method)
+		}
 	}
 	for path, allowed := range methods {
 		a.mux.HandleFunc(Prefix+path, a.noMethod(strings.Join(allowed, ", ")))
@@ -199,6 +201,9 @@ func (a *API) explain(c *call, err error) error {
 	if id := c.id(); id != "" && c.who.Tenant != "" {
 		err = a.sandboxes.Explain(c.ctx(), c.who, id, err)
 	}
+	if errors.Is(err, policy.ErrForbidden) { // nothing is wrong with the request itself
+		err = fault.Wrap(fault.Denied, err, "%s", fault.Message(err))
+	}
 	return blame(c.ctx(), err)
 }
 
@@ -215,10 +220,13 @@ func (a *API) noMethod(allowed string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		await(w, r)
 		w.Header().Set("Allow", allowed)
-		message := fmt.Sprintf("%s has no %s; its methods are %s", r.URL.Path, r.Method, allowed)
-		a.failed(r.Context(), fault.New(fault.NotFound, "%s", message))
-		_ = respond(w, http.StatusMethodNotAllowed, client.ErrorBody{Error: client.Fault{Kind: client.NotFound, Message: message}})
+		a.refuseMethod(w, r, fmt.Sprintf("%s has no %s; its methods are %s", r.URL.Path, r.Method, allowed))
 	}
+}
+
+func (a *API) refuseMethod(w http.ResponseWriter, r *http.Request, message string) {
+	a.failed(r.Context(), fault.New(fault.NotFound, "%s", message))
+	_ = respond(w, http.StatusMethodNotAllowed, client.ErrorBody{Error: client.Fault{Kind: client.NotFound, Message: message}})
 }
 
 func respond(w http.ResponseWriter, status int, value any) error {

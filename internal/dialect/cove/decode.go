@@ -296,6 +296,15 @@ func (q *query) fail(format string, args ...any) {
 
 func (q *query) text(name string) string { return q.values.Get(name) }
 
+// cursor reads the cursor of a page, which has the form that the OpenAPI document gives.
+func (q *query) cursor(form *regexp.Regexp) string {
+	v := q.values.Get("cursor")
+	if !form.MatchString(v) {
+		q.fail("query parameter cursor=%.80q: want the cursor of the page before", v)
+	}
+	return v
+}
+
 func (q *query) required(name string) string {
 	v := q.values.Get(name)
 	if v == "" {

@@ -309,7 +309,11 @@ func (a *agent) serve() {
 			return
 		}
 		a.end(agentapi.End{Outcome: agentapi.OutcomeOK})
-	case agentapi.OpInterrupt:
+	case agentapi.OpInterrupt, agentapi.OpKernelStop:
+		if k := params[agentapi.KernelParams](req).Kernel; k == "none" {
+			a.refuse(fault.Gone, "there is no kernel")
+			return
+		}
 		a.end(agentapi.End{Outcome: agentapi.OutcomeOK})
 	default:
 		a.refuse(fault.Unsupported, "the double does not "+string(req.Op))

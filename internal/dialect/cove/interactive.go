@@ -25,7 +25,9 @@ const stopGrace = time.Second
 // while an HTTP status is still possible.
 func (a *API) interactive(c *call) error {
 	if err := wantsFrames(c); err != nil {
-		return err
+		c.w.Header().Set("Allow", http.MethodPost)
+		a.refuseMethod(c.w, c.r, fault.Message(err))
+		return nil
 	}
 	if _, err := a.sandboxes.Get(c.ctx(), c.who, c.id()); err != nil {
 		return err

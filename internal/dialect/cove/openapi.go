@@ -20,8 +20,16 @@ func OpenAPI(comments map[string]string) ([]byte, error) {
 			g.asks(reflect.TypeOf(r.request))
 		}
 	}
-	paths := object{}
+	paths, upgrades := object{}, object{}
 	for _, r := range routes {
+		if r.upgrades() {
+			upgrades[r.name] = object{
+				"summary":                 "At " + Prefix + r.path,
+				"x-path":                  Prefix + r.path,
+				strings.ToLower(r.method): g.operation(r),
+			}
+			continue
+		}
 		item, _ := paths[Prefix+r.path].(object)
 		if item == nil {
 			item = object{}
@@ -40,6 +48,9 @@ func OpenAPI(comments map[string]string) ([]byte, error) {
 		},
 		"components": object{
 			"schemas": g.schemas,
+			// OpenAPI has no words for a connection that changes its protocol: as an operation of paths
+			// it would promise an HTTP exchange that the server refuses.
+			"pathItems": upgrades,
 			"securitySchemes": object{
 				"apiKey": object{"type": "apiKey", "in": "header", "name": "X-API-Key"},
 				"bearer": object{"type": "http", "scheme": "bearer"},

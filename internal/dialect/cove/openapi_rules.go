@@ -3,6 +3,7 @@ package cove
 import (
 	"maps"
 	"math"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -27,6 +28,11 @@ const (
 	octet        = `(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])`
 	prefixText   = `^` + octet + `(\.` + octet + `){3}(/(3[0-2]|[12]?[0-9]))?$`
 
+	// Cursors are a moment in microseconds and an id, or a number; numbers have the base 36. The store
+	// takes each that has this form, also one that no page gave out: it only says where to go on.
+	momentText = `^([1-9a-z][0-9a-z]{0,11}\.[A-Za-z0-9_-]{1,128})?$`
+	numberText = `^([1-9a-z][0-9a-z]{0,11})?$`
+
 	// plain paths have no other way to be written.
 	plainPart    = `(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f]+`
 	plainText    = `^(/` + plainPart + `)+$`
@@ -38,6 +44,11 @@ const (
 
 	repository    = `[a-z0-9]+((\.|_{1,2}|-+)[a-z0-9]+)*`
 	referenceText = `^` + repository + `(/` + repository + `)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$`
+)
+
+var (
+	momentCursor = regexp.MustCompile(momentText)
+	numberCursor = regexp.MustCompile(numberText)
 )
 
 const seconds = 10 * 365 * 24 * 3600 // maxDuration
@@ -264,21 +275,25 @@ var typeRules = map[string]object{
 
 // paramRules are of path, query and header parameters, by "operation.name" or by name alone.
 var paramRules = map[string]object{
-	"limit":               between(1, sandbox.MaxPage),
-	"after":               between(0, int64(1)<<62),
-	"last":                between(1, math.MaxInt32),
-	"depth":               between(1, 64),
-	"offset":              between(0, int64(math.MaxInt64)),
-	"length":              between(0, int64(math.MaxInt64)),
-	"path":                text(pathText, 0),
-	"user":                text(withoutNUL, 0),
-	"mode":                text(`^[0-7]{0,4}$`, 0),
-	"ref":                 text(referenceText, 255),
-	"kernel":              text(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`, 0),
-	"registry":            text(`^[A-Za-z0-9]([A-Za-z0-9-]{0,30}[A-Za-z0-9])?(\.[A-Za-z0-9]{1,20}){0,4}$`, 0),
-	"listSandboxes.state": {"enum": []string{"starting", "running", "paused", "stopping", "ended"}},
-	"listSessions.state":  {"enum": []string{"running", "stopped", "lost", "reaped"}},
-	"Idempotency-Key":     text("", 255),
+	"limit":                between(1, sandbox.MaxPage),
+	"after":                between(0, int64(1)<<62),
+	"last":                 between(1, math.MaxInt32),
+	"depth":                between(1, 64),
+	"offset":               between(0, int64(math.MaxInt64)),
+	"length":               between(0, int64(math.MaxInt64)),
+	"path":                 text(pathText, 0),
+	"user":                 text(withoutNUL, 0),
+	"mode":                 text(`^[0-7]{0,4}$`, 0),
+	"ref":                  text(referenceText, 255),
+	"kernel":               text(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`, 0),
+	"registry":             text(`^[A-Za-z0-9]([A-Za-z0-9-]{0,30}[A-Za-z0-9])?(\.[A-Za-z0-9]{1,20}){0,4}$`, 0),
+	"cursor":               text(momentText, 0),
+	"listArtifacts.cursor": text(numberText, 0),
+	"listSandboxes.state":  {"enum": []string{"starting", "running", "paused", "stopping", "ended"}},
+	"listSessions.state":   {"enum": []string{"running", "stopped", "lost", "reaped"}},
+	"importImage.name":     {"anyOf": []any{object{"const": ""}, text(referenceText, 255)}},
+	"stageDataset.file":    {"anyOf": []any{object{"const": ""}, text(identifier, 0)}},
+	"Idempotency-Key":      text("", 255),
 }
 
 func paramRule(r route, name string) object {

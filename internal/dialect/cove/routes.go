@@ -26,6 +26,9 @@ type route struct {
 	handle       func(*API, *call) error
 }
 
+// upgrades reports whether an answer is another protocol on the same connection.
+func (r route) upgrades() bool { return r.status == http.StatusSwitchingProtocols }
+
 // param is a query or header parameter.
 type param struct {
 	name, kind, about string
@@ -121,10 +124,10 @@ var routes = []route{
 			{"offset", "integer", "first byte", false, false}, {"length", "integer", "how many bytes; default is all", false, false}},
 		status: 200, response: rawBody{}, handle: (*API).readFile},
 	{method: "PUT", path: "/sandboxes/{id}/files", name: "writeFile", tag: "files", summary: "Write a file of any size",
-		about: "Parents are made. The content appears at once when all of it has arrived, or not at all.",
+		about: "Parents are made. The content appears at once when all of it has arrived, or not at all. Without a body the file is empty.",
 		query: []param{pathParam, userParam,
 			{"mode", "string", "octal permission bits; default keeps an existing file's, else 0644", false, false}, {"append", "boolean", "add to the end instead", false, false}},
-		request: rawBody{}, required: true, status: 200, response: client.Entry{}, handle: (*API).writeFile},
+		request: rawBody{}, status: 200, response: client.Entry{}, handle: (*API).writeFile},
 	{method: "DELETE", path: "/sandboxes/{id}/files", name: "removeFile", tag: "files", summary: "Remove a file or directory",
 		query: []param{pathParam, userParam, recursive}, status: 204, handle: (*API).removeFile},
 	{method: "GET", path: "/sandboxes/{id}/files/stat", name: "statFile", tag: "files", summary: "Tell about a path",

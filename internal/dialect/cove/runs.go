@@ -356,7 +356,7 @@ func (a *API) startKernel(c *call) error {
 
 func (a *API) stopKernel(c *call) error {
 	if err := a.sandboxes.StopKernel(c.ctx(), c.who, c.id(), c.r.PathValue("kernel")); err != nil {
-		return err
+		return a.noKernel(c, err)
 	}
 	return c.nothing()
 }
@@ -375,9 +375,24 @@ func (a *API) interruptKernel(c *call) error {
 		return err
 	}
 	if err := agent.Interrupt(c.ctx(), agentapi.KernelParams{Kernel: c.r.PathValue("kernel")}); err != nil {
-		return err
+		return a.noKernel(c, err)
 	}
 	return c.nothing()
+}
+
+// noKernel turns the agent's fault.Gone for an unknown kernel into fault.NotFound.
+//
+// The agent says Gone so that a run makes a new kernel. For clients Gone means that the sandbox has
+// ended, and of a living sandbox only the kernel is missing.
+func (a *API) noKernel(c *call, err error) error {
+	if !fault.Is(err, fault.Gone) {
+		return err
+	}
+	sb, readErr := a.sandboxes.Get(c.ctx(), c.who, c.id())
+	if readErr != nil || sb.State == sandbox.StateStopping || sb.State == sandbox.StateEnded {
+		return err
+	}
+	return fault.Wrap(fault.NotFound, err, "sandbox %s has no kernel %q", c.id(), c.r.PathValue("kernel"))
 }
 
 func wireKernel(k *agentapi.Kernel) client.Kernel {

@@ -50,7 +50,7 @@ func (a *API) create(c *call) error {
 func (a *API) list(c *call) error {
 	q := c.query()
 	ask := sandbox.ListQuery{
-		Template: q.text("template"), Key: q.text("key"), Cursor: q.text("cursor"),
+		Template: q.text("template"), Key: q.text("key"), Cursor: q.cursor(momentCursor),
 		Limit: int(q.integer("limit", 1, sandbox.MaxPage)),
 	}
 	for _, s := range q.values["state"] {

@@ -52,7 +52,7 @@ func ofSessions(handle func(*API, *call) error) func(*API, *call) error {
 
 func (a *API) listSessions(c *call) error {
 	q := c.query()
-	ask := session.Query{Cursor: q.text("cursor"), Limit: int(q.integer("limit", 1, sandbox.MaxPage))}
+	ask := session.Query{Cursor: q.cursor(momentCursor), Limit: int(q.integer("limit", 1, sandbox.MaxPage))}
 	for _, s := range q.values["state"] {
 		ask.States = append(ask.States, session.State(s))
 	}
@@ -114,6 +114,11 @@ func (a *API) sessionRequest(c *call, req client.SessionRequest) (session.Reques
 	}
 	if out.Network, err = networkOf(req.Network); err != nil {
 		return out, err
+	}
+	if out.Network != nil { // also where a sandbox lives already, which keeps its own
+		if err := out.Network.Validate(); err != nil {
+			return out, err
+		}
 	}
 	var spec sandbox.Spec
 	_, err = a.fromImage(c, client.CreateRequest{Template: req.Template, Image: req.Image}, &spec)

@@ -98,6 +98,15 @@ func newSessions(t *testing.T) (*world, *sessions) {
 	return w, s
 }
 
+func TestOpenSession_WrongNetwork(t *testing.T) {
+	w, s := newSessions(t)
+	s.created = false // the sandbox of a session that lives keeps its network: the request is wrong all the same
+	status, body := w.do(t, "PUT", "/sessions/chat-7", `{"network":{"mode":"none","allow":["198.51.100.1"]}}`)
+	if status != http.StatusBadRequest || !strings.Contains(string(body), "takes no allow list") {
+		t.Errorf("status %d: %s", status, body)
+	}
+}
+
 func TestASessionIsAskedForAndToldInTheWordsOfTheAPI(t *testing.T) {
 	w, s := newSessions(t)
 	for _, created := range []bool{true, false} {
