@@ -5,6 +5,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -37,12 +38,13 @@ var allTrials = map[string][]trial{
 // tables says in which files a dialect's routes are. A route is a text such as "GET /path", "/path", or the two texts
 // "GET", "/path" side by side, where the code registers it.
 var tables = map[string][]string{
+	"cove":        {"internal/dialect/cove/cove.go"}, // and docs/openapi.json, which is made from routes.go
 	"link":        {"internal/dialect/cove/links.go"},
 	"e2b":         {"internal/dialect/e2b/routes.go", "internal/dialect/e2b/e2b.go"},
 	"e2bbuild":    {"internal/dialect/e2b/build/serve.go"},
 	"envd":        {"internal/dialect/e2b/envd/envd.go", "internal/dialect/e2b/envd/envdpb/envdpbconnect"},
 	"interpreter": {"internal/dialect/e2b/interpreter/interpreter.go"},
-	"opensandbox": {"internal/dialect/opensandbox/routes.go"},
+	"opensandbox": {"internal/dialect/opensandbox/routes.go", "internal/dialect/opensandbox/opensandbox.go"},
 	"execd":       {"internal/dialect/opensandbox/execd/execd.go"},
 	"egress":      {"internal/dialect/opensandbox/egress/egress.go"},
 	"runtime":     {"internal/dialect/agentsandbox/runtime/runtime.go"},
@@ -58,6 +60,95 @@ var notRoutes = map[string][]string{
 	"interpreter": {"/", "/health", "/execute", "/contexts", "/contexts/{id}", "/contexts/{id}/restart"},
 	"execd":       {"/"},
 	"egress":      {"/", "/policy"},
+	"cove":        {"/"},
+	"opensandbox": {"/", "/sandboxes"}, // the first of roots, which are served without a prefix too
+}
+
+// withoutTable are the files below internal/dialect that look at a request's path, or answer
+// requests, and register no route of a table. Each has its reason.
+var withoutTable = map[string]string{
+	"internal/dialect/e2b/build/upload.go":           "serves the upload that e2b.go registers",
+	"internal/dialect/e2b/edge/edge.go":              "passes requests on to envd, the interpreter or a port (portTrials)",
+	"internal/dialect/e2b/edge/route.go":             "reads which sandbox and port a host name or path is about",
+	"internal/dialect/e2b/interpreter/decode.go":     "names the path in an error",
+	"internal/dialect/opensandbox/execd/fault.go":    "names paths in errors",
+	"internal/dialect/opensandbox/proxy.go":          "passes requests on to execd, egress or a port (osPortTrials)",
+	"internal/dialect/agentsandbox/discovery.go":     "is what the trials of Kubernetes are compared with",
+	"internal/dialect/agentsandbox/openapi.go":       "describes the kinds that discovery.go lists",
+	"internal/dialect/agentsandbox/route.go":         "has no table: its trials are compared with what the server discovers",
+	"internal/dialect/agentsandbox/router/access.go": "reads which sandbox a request is about",
+	"internal/dialect/agentsandbox/router/router.go": "passes requests on to the runtime or a port (routerPortTrials)",
+	"internal/dialect/agentsandbox/sandboxd":         "is reached through the port-forward alone, which has trials",
+}
+
+// TestEveryRouteFileHasATable fails for a file of a dialect whose routes TestEveryRouteHasATrial
+// would not see.
+func TestEveryRouteFileHasATable(t *testing.T) {
+	listed := map[string]bool{}
+	for _, files := range tables {
+		for _, name := range files {
+			listed[name] = false
+		}
+	}
+	for name := range withoutTable {
+		if _, twice := listed[name]; twice {
+			t.Errorf("%s is in a table and in withoutTable", name)
+		}
+		listed[name] = false
+	}
+	root := filepath.Join(testserver.Root(), "internal", "dialect")
+	err := filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || filepath.Ext(file) != ".go" || strings.HasSuffix(file, "_test.go") || !answersRequests(t, file) {
+			return err
+		}
+		name, err := filepath.Rel(testserver.Root(), file)
+		if err != nil {
+			return err
+		}
+		for at := name; at != "."; at = filepath.Dir(at) { // a directory stands for its files
+			if _, ok := listed[at]; ok {
+				listed[at] = true
+				return nil
+			}
+		}
+		t.Errorf("%s answers requests: add it to tables, with trials of its routes, or to withoutTable with the reason", name)
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(listed)) {
+		if !listed[name] {
+			t.Errorf("%s is listed here and answers no requests", name)
+		}
+	}
+}
+
+// answersRequests reports whether a file registers a handler, is one, spells out a route with its
+// method, or looks at the path of a request.
+func answersRequests(t *testing.T, file string) (found bool) {
+	t.Helper()
+	f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ast.Inspect(f, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.FuncDecl:
+			found = found || n.Recv != nil && n.Name.Name == "ServeHTTP"
+		case *ast.CallExpr:
+			if call, ok := n.Fun.(*ast.SelectorExpr); ok {
+				found = found || slices.Contains([]string{"Handle", "HandleFunc", "EscapedPath"}, call.Sel.Name)
+			}
+		case *ast.SelectorExpr:
+			of, ok := n.X.(*ast.SelectorExpr)
+			found = found || ok && n.Sel.Name == "Path" && of.Sel.Name == "URL"
+		case *ast.CompositeLit:
+			found = found || slices.ContainsFunc(routesOf(n), func(route string) bool { return !strings.HasPrefix(route, "/") })
+		}
+		return !found
+	})
+	return found
 }
 
 func TestEveryRouteHasATrial(t *testing.T) {
