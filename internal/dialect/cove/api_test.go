@@ -180,6 +180,7 @@ func TestBadInputIsAClearError(t *testing.T) {
 		{"a missing field", "POST", in + "/run", `{"kernel":"code"}`, 400, `field "code" is missing`},
 		{"a field in other letters", "POST", in + "/run", `{"Code":"1"}`, 400, `field "code" is missing`},
 		{"null for a body", "POST", "/sandboxes", `null`, 400, "holds null at byte 1: leave out what has no value"},
+		{"a line end for a body", "POST", "/sandboxes", "\n", 400, "cannot be understood: EOF"},
 		{"null for a list", "PUT", in + "/network", `{"mode":"internet","deny":null}`, 400, "holds null at byte 27"},
 		{"null in a list", "POST", in + "/exec", `{"argv":["a",null]}`, 400, "holds null"},
 		{"null for a path", "POST", in + "/files/chmod", `{"path":"/a\"null","mode":null}`, 400, "holds null"},

@@ -57,7 +57,7 @@ func (c *call) decode(limit int64, value any) error {
 		return fault.Wrap(fault.Invalid, err, "the request body could not be read")
 	}
 	setReadDeadline(c.w, time.Time{})
-	if c.needsBody && len(bytes.TrimSpace(body)) == 0 {
+	if c.needsBody && len(body) == 0 {
 		return fault.New(fault.Invalid, "the request has no body: send a JSON object with %s", strings.Join(fields(reflect.TypeOf(value)), ", "))
 	}
 	return Decode(body, value)
@@ -81,10 +81,10 @@ func (u *upload) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Decode reads one JSON object into value strictly. A field without a value is left out, not null: encoding/json would take
+// Decode reads one JSON object into value strictly; no byte at all leaves value as it is. A field without a value is left out, not null: encoding/json would take
 // null for every type.
 func Decode(body []byte, value any) error {
-	if len(bytes.TrimSpace(body)) == 0 {
+	if len(body) == 0 {
 		return nil
 	}
 	err := decodeStrictly(body, value)
