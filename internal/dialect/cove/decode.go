@@ -81,8 +81,8 @@ func (u *upload) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Decode reads one JSON object into value strictly; no byte at all leaves value as it is. A field without a value is left out, not null: encoding/json would take
-// null for every type.
+// Decode reads one JSON object into value strictly; an empty body leaves value as it is. A field
+// without a value is left out, not null: encoding/json would take null for every type.
 func Decode(body []byte, value any) error {
 	if len(body) == 0 {
 		return nil

@@ -273,7 +273,8 @@ func Receive(c *net.UnixConn, value any) ([]*os.File, error) {
 	return files, nil
 }
 
-// maxFiles is how many descriptors one message has at most: the answer to a fork has one of each copy.
+// maxFiles is how many descriptors one message has at most: the answer to a fork has one of each
+// copy.
 const maxFiles = sandbox.MaxForks
 
 func parseFiles(control []byte) ([]*os.File, error) {
