@@ -113,6 +113,8 @@ func TestForkOfWhatCannotBeForked(t *testing.T) {
 	refused(living.Sandbox, client.ForkRequest{Count: 10_000}, client.Invalid, "100")
 	refused(living.Sandbox, client.ForkRequest{Busy: "perhaps"}, client.Invalid, "perhaps")
 	refused(living.Sandbox, client.ForkRequest{Kernel: "nobody"}, client.Conflict, "nobody")
+	long := map[string]string{"LONG": strings.Repeat("x", 3000)} // each copy has its own, and one message has them all
+	refused(living.Sandbox, client.ForkRequest{Count: 100, Env: long}, client.Exhausted, "fewer copies")
 	refused(s.Sandbox("sbnobody"), client.ForkRequest{}, client.NotFound)
 
 	paused := s.create(t, client.CreateRequest{})

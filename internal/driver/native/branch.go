@@ -134,7 +134,11 @@ func (d *Driver) callFork(ctx context.Context, r sandbox.ForkRequest, talk *os.F
 	}
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	if err := wire.Send(c, wire.Request{Op: wire.OpFork, Fork: &r}, talk); err != nil {
+	switch err := wire.Send(c, wire.Request{Op: wire.OpFork, Fork: &r}, talk); {
+	case errors.Is(err, wire.ErrTooLarge):
+		return wire.Response{}, nil, fault.Wrap(fault.Exhausted, err,
+			"environment and network lists of %d copies are too large for one fork: make fewer copies at a time", len(r.Children))
+	case err != nil:
 		return wire.Response{}, nil, fault.Wrap(fault.Unavailable, err, "the maker does not answer")
 	}
 	for {

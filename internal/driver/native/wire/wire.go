@@ -201,10 +201,14 @@ func Send(c *net.UnixConn, value any, files ...*os.File) error {
 	return SendBytes(c, data, files...)
 }
 
+// ErrTooLarge says that a message is over MaxMessage. Nothing was sent: the connection is as good
+// as before.
+var ErrTooLarge = errors.New("the message is too large")
+
 // SendBytes sends a message that is written already.
 func SendBytes(c *net.UnixConn, data []byte, files ...*os.File) error {
 	if len(data) > MaxMessage {
-		return fmt.Errorf("message of %d bytes is over the limit of %d", len(data), MaxMessage)
+		return fmt.Errorf("%w: %d bytes, the limit is %d", ErrTooLarge, len(data), MaxMessage)
 	}
 	return Hold(files, func(fds []int) error {
 		var control []byte
