@@ -291,9 +291,12 @@ var paramRules = map[string]object{
 	"listArtifacts.cursor": text(numberText, 0),
 	"listSandboxes.state":  {"enum": []string{"starting", "running", "paused", "stopping", "ended"}},
 	"listSessions.state":   {"enum": []string{"running", "stopped", "lost", "reaped"}},
-	"importImage.name":     {"anyOf": []any{object{"const": ""}, text(referenceText, 255)}},
-	"stageDataset.file":    {"anyOf": []any{object{"const": ""}, text(identifier, 0)}},
-	"Idempotency-Key":      text("", 255),
+	"removeVolume.name":    text(volumeText, 0),
+	// Bytes of a header beyond ASCII are text only by chance.
+	"createSandbox.Idempotency-Key": text(`^[\x20-\x7e]*$`, 255),
+	"importImage.name":              {"anyOf": []any{object{"const": ""}, text(referenceText, 255)}},
+	"stageDataset.file":             {"anyOf": []any{object{"const": ""}, text(identifier, 0)}},
+	"Idempotency-Key":               text("", 255),
 }
 
 func paramRule(r route, name string) object {
