@@ -22,8 +22,8 @@ func TestOpenAPI(t *testing.T) {
 	}
 	s := newServer(t)
 	t.Cleanup(func() { removeSnapshots(t, s) })
-	sb := s.create(t, client.CreateRequest{})
-	if _, err := s.OpenSession(t.Context(), "openapi", client.SessionRequest{}); err != nil {
+	sb := s.create(t, client.CreateRequest{TimeoutSeconds: 3600})
+	if _, err := s.OpenSession(t.Context(), "openapi", client.SessionRequest{TimeoutSeconds: 3600, IdleTimeoutSeconds: -1}); err != nil {
 		t.Fatal(err)
 	}
 	key, err := s.CreateKey(t.Context(), client.KeyRequest{Name: "schemathesis", Admin: true})
