@@ -328,10 +328,10 @@ func TestCapacity(t *testing.T) {
 		}
 	}
 	t.Run("many at once", func(t *testing.T) {
-		w.under(t, "many of these at once", "", b, many, 2*rounds).compare(t, alone, crowd)
+		w.under(t, "many of these at once", "", b, many, 4*rounds).compare(t, alone, crowd)
 	})
 	t.Run("many at once, from one address", func(t *testing.T) {
-		w.under(t, "many of these at once, and B has the same address", "", w.b.api, many, 2*rounds).compare(t, alone, crowd)
+		w.under(t, "many of these at once, and B has the same address", "", w.b.api, many, 4*rounds).compare(t, alone, crowd)
 	})
 }
 
