@@ -59,6 +59,29 @@ func TestASandboxIsFoundByHostHeaderOrPath(t *testing.T) {
 	}
 }
 
+func TestConnect_WithTheHeadersOfEnvd(t *testing.T) {
+	w := newWorld(t, nil)
+	w.domain.add("sba", target.Options{}, nil)
+	for _, c := range []struct {
+		name, method, path string
+		headers            []string
+		want               string
+	}{
+		{"the control plane's", "POST", "/sandboxes/sba/connect", []string{to("sba"), toEnvd}, "elsewhere"},
+		{"its second version", "POST", "/v2/sandboxes/sba/connect", []string{to("sba"), toEnvd}, "elsewhere"},
+		{"below its other path", "POST", "/kruise/api/sandboxes/sba/connect", []string{to("sba"), toEnvd}, "elsewhere"},
+		{"another sandbox", "POST", "/sandboxes/sbb/connect", []string{to("sba"), toEnvd}, "envd /sandboxes/sbb/connect sba of acme"},
+		{"another port", "POST", "/sandboxes/sba/connect", []string{to("sba"), toInterpreter}, "interpreter /sandboxes/sba/connect sba of acme"},
+		{"another method", "GET", "/sandboxes/sba/connect", []string{to("sba"), toEnvd}, "envd /sandboxes/sba/connect sba of acme"},
+		{"another path", "POST", "/sandboxes/sba/pause", []string{to("sba"), toEnvd}, "envd /sandboxes/sba/pause sba of acme"},
+		{"a host that names the sandbox", "POST", "/sandboxes/sba/connect", []string{"Host: 49983-sba.cove.test", to("sba"), toEnvd}, "envd /sandboxes/sba/connect sba of acme"},
+	} {
+		if got := w.ask(t, c.method, c.path, "", c.headers...); got.body != c.want {
+			t.Errorf("%s: %d %s, want %s", c.name, got.status, got.body, c.want)
+		}
+	}
+}
+
 func TestASandboxThatIsNotThereIsTheSameOnEveryPort(t *testing.T) {
 	w := newWorld(t, nil)
 	pausedFor := func(change func(*sandbox.Sandbox)) func(*sandbox.Sandbox) {

@@ -41,7 +41,7 @@ func (e *Edge) route(r *http.Request) (at route, ok bool, err error) {
 	if port, id, ok := parseHost(r.Host, e.cfg.Domain); ok {
 		return route{id, port, byHost}, true, nil
 	}
-	if id := r.Header.Get(headerID); id != "" {
+	if id := r.Header.Get(headerID); id != "" && !isConnect(r) {
 		return headerRoute(id, r.Header.Get(headerPort))
 	}
 	if rest, ok := strings.CutPrefix(r.URL.Path, pathPrefix); ok && !isControl(r.URL.Path) {
@@ -55,6 +55,14 @@ func (e *Edge) route(r *http.Request) (at route, ok bool, err error) {
 
 func isControl(path string) bool {
 	return path == controlPath || strings.HasPrefix(path, controlPath+"/")
+}
+
+// isConnect recognizes the control plane's POST /sandboxes/{id}/connect. SDKs about 2.20 send the headers of envd with it, which
+// has no such path; a program on another port may have one.
+func isConnect(r *http.Request) bool {
+	path := strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, controlPath), "/v2")
+	return r.Method == http.MethodPost && path == "/sandboxes/"+r.Header.Get(headerID)+"/connect" &&
+		r.Header.Get(headerPort) == strconv.Itoa(target.PortEnvd)
 }
 
 func headerRoute(id, port string) (route, bool, error) {
