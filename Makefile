@@ -11,7 +11,7 @@ SHELL_C := $(MAKER)/shell/shell.c $(MAKER)/shell/syscalls.h
 SHIM    := kernel/native/shim-$(GOARCH).so
 
 .DEFAULT_GOAL := build
-.PHONY: acceptance prerequisites build run test test-all test-sdks test-isolation test-chaos test-tenants test-e2b test-opensandbox test-agentsandbox test-python test-openapi compat e2b-lock opensandbox-lock agentsandbox-lock python-lock openapi-lock fuzz bench bench-quick bench-turns bench-smoke bench-plot bench-e2b bench-opensandbox bench-artifacts bench-datasets bench-langgraph bench-kubernetes simulate-kubernetes docs lint clean programs image image-files manifests test-chart cluster-up cluster-down test-cluster FORCE
+.PHONY: acceptance prerequisites build run test test-all test-sdks test-isolation test-chaos test-tenants test-e2b test-opensandbox test-agentsandbox test-python test-programs test-openapi compat e2b-lock opensandbox-lock agentsandbox-lock python-lock programs-lock openapi-lock fuzz bench bench-quick bench-turns bench-smoke bench-plot bench-e2b bench-opensandbox bench-artifacts bench-datasets bench-langgraph bench-kubernetes simulate-kubernetes docs lint clean programs image image-files manifests test-chart cluster-up cluster-down test-cluster FORCE
 
 build: bin/cove bin/cove-agent
 
@@ -98,6 +98,10 @@ test-agentsandbox: programs
 test-python: programs
 	$(GO) test -count=1 -v -timeout 60m -run 'TestPython' ./e2e
 
+# Published programs of others, unmodified, with the integrations that they have for E2B and OpenSandbox. The first run installs them.
+test-programs: programs
+	COVE_PROGRAMS=1 $(GO) test -count=1 -v -timeout 90m -run 'TestPrograms' ./e2e
+
 # What the OpenAPI document says against what the server does, by schemathesis. COVE_OPENAPI_SEED=N tries other requests.
 test-openapi: programs
 	$(GO) test -count=1 -v -timeout 60m -run 'TestOpenAPI' ./e2e
@@ -144,6 +148,10 @@ python-lock:
 		--no-header --no-annotate --quiet requirements.txt --output-file requirements.lock
 	cd python/tests/dcode && uv pip compile --upgrade --no-deps --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--no-header --no-annotate --quiet requirements.txt --output-file requirements.lock
+
+programs-lock:
+	for d in e2e/programs/*/; do (cd $$d && uv pip compile --upgrade --universal --python-version 3.12 --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--no-header --no-annotate --quiet requirements.txt --output-file requirements.lock) || exit; done
 
 openapi-lock:
 	cd e2e/openapi && uv pip compile --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
