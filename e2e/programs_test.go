@@ -55,7 +55,8 @@ func TestPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	registry := startRegistry(t)
-	s := newServer(t, "COVE_TLS_DOMAIN=cove.test")
+	// camel-ai and e2b-mcp-server pin an SDK that sends no access token with a cell, and creates with secure: false.
+	s := newServer(t, "COVE_TLS_DOMAIN=cove.test", "COVE_E2B_OPEN_SANDBOXES=true")
 	t.Cleanup(func() { removeImages(t, s) })
 	names := startNames(t, "cove.test")
 	domain, ca := s.domain(t)

@@ -11,7 +11,7 @@ step = Steps("verifiers")
 
 
 async def main():
-    runtime = E2BRuntime(E2BConfig(image="python:3.11-slim"))
+    runtime = E2BRuntime(E2BConfig(image="python:3.11"))
     with step("start: builds a template of an image"):
         await runtime.start()
     with step("run"):
