@@ -32,7 +32,7 @@ const (
 	//
 	// Of the ends that a client gets, only those by a SIGKILL that neither a client nor the agent sent
 	// are this much later.
-	wordDelay = 5 * time.Second
+	wordDelay = time.Second
 	// wordAhead is how long the agent may take to collect a dead process after the host's word.
 	wordAhead = 10 * time.Second
 )

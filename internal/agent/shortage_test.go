@@ -17,10 +17,10 @@ func TestShortage_Explains(t *testing.T) {
 		"the word came just before":                 {word: -time.Millisecond, ok: true},
 		"a busy agent collects the process late":    {word: -8 * time.Second, ok: true},
 		"the word is about another death":           {word: -11 * time.Second, answer: wordDelay},
-		"a busy host tells late":                    {word: 3 * time.Second, ok: true, answer: 3 * time.Second},
+		"a busy host tells late":                    {word: 900 * time.Millisecond, ok: true, answer: 900 * time.Millisecond},
 		"the word came before the agent looks":      {word: time.Second, asked: 2 * time.Second, ok: true},
 		"the host has nothing to tell":              {word: never, answer: wordDelay},
-		"the word is too late for the client's end": {word: 6 * time.Second, answer: wordDelay},
+		"the word is too late for the client's end": {word: 2 * time.Second, answer: wordDelay},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
