@@ -37,11 +37,18 @@ func (z *zygote) holdAnchor(pidfd *os.File) (*trace.Process, error) {
 	if err == nil {
 		err = z.bore(pid)
 	}
+	var a *trace.Process
 	if err != nil {
 		own.Close()
-		return nil, err
+	} else {
+		a, err = z.tracer.Seize(pid, own)
 	}
-	return z.tracer.Seize(pid, own)
+	// A zygote that is killed takes its children with it, one after the other. What fails meanwhile
+	// fails for that reason.
+	if err != nil && (hasEnded(z.pid) || hasEnded(pid)) {
+		return nil, errors.Join(errZygoteDied, err)
+	}
+	return a, err
 }
 
 // disown ends a kernel that nobody waits for any more: itself it hears that its socket is closed, its anchor hears nothing.

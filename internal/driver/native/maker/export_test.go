@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/covehq/cove/internal/driver/native/trace"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
 )
@@ -41,6 +42,16 @@ func (l OOMLog) Lost() { l.o.recount() }
 func ServeNothing(l *net.UnixListener) (keep any, err error) {
 	m := &Maker{cfg: Config{ServerUID: os.Getuid()}, log: slog.New(slog.DiscardHandler)}
 	return m, m.Serve(context.Background(), l)
+}
+
+// HoldAnchor has a zygote that is this process stop one of its children.
+func HoldAnchor(pidfd *os.File) error {
+	z := &zygote{pid: os.Getpid(), owner: os.Getuid(), tracer: trace.New()}
+	a, err := z.holdAnchor(pidfd)
+	if err == nil {
+		a.Kill()
+	}
+	return err
 }
 
 // ServeFew answers so many connections at a time until ctx ends, with a maker that has no sandbox.

@@ -404,13 +404,25 @@ func awaitHang(stopped func() bool) (hung <-chan struct{}, done func()) {
 }
 
 // isStopped tells whether a signal has stopped a process.
-func isStopped(pid int) bool {
+func isStopped(pid int) bool { return processState(pid) == 'T' }
+
+// hasEnded tells whether a process has ended, reaped or not.
+func hasEnded(pid int) bool {
+	state := processState(pid)
+	return state == 0 || state == 'Z' || state == 'X'
+}
+
+// processState is the letter of /proc/PID/stat; zero if there is no such process.
+func processState(pid int) byte {
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return false
+		return 0
 	}
 	_, fields, _ := bytes.Cut(raw[max(0, bytes.LastIndexByte(raw, ')')):], []byte(" "))
-	return len(fields) > 0 && fields[0] == 'T'
+	if len(fields) == 0 {
+		return 0
+	}
+	return fields[0]
 }
 
 // sender is how an order goes to the zygote: to fork, where the shim reads such orders, in its form.

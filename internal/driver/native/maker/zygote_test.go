@@ -186,3 +186,27 @@ func TestIsStopped(t *testing.T) {
 		t.Error("no process")
 	}
 }
+
+// TestHoldAnchor_Ended has a kernel end before the maker holds its anchor, as it does with its
+// zygote: the start is tried again with another zygote.
+func TestHoldAnchor_Ended(t *testing.T) {
+	for _, reaped := range []bool{false, true} {
+		var pidfd int
+		cmd := exec.Command("sleep", "1000")
+		cmd.SysProcAttr = &syscall.SysProcAttr{PidFD: &pidfd}
+		noError(t, cmd.Start())
+		noError(t, cmd.Process.Kill())
+		if reaped {
+			_ = cmd.Wait() // it was killed
+		} else {
+			defer func() { _ = cmd.Wait() }()
+			noError(t, waitid(cmd.Process.Pid))
+		}
+		if err := maker.HoldAnchor(os.NewFile(uintptr(pidfd), "pidfd")); !errors.Is(err, maker.ErrZygoteDied) {
+			t.Errorf("reaped %v: %v", reaped, err)
+		}
+	}
+}
+
+// waitid waits until a child has ended, and leaves it to be reaped.
+func waitid(pid int) error { return unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil) }
