@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -264,14 +266,20 @@ func (s *server) close() {
 	_ = os.RemoveAll(s.dir)
 }
 
-// makerPID finds the maker of a data directory, whoever started it; 0 is none.
+// makerPID finds the maker of a data directory, whoever started it; 0 is none. A process that the maker
+// has just made carries its command line too, until it runs another program.
 func makerPID(dataDir string) int {
+	var found []int
 	for _, pid := range processes() {
 		argv := strings.Split(cmdline(pid), "\x00")
-		for i, arg := range argv {
-			if arg == "--data-dir" && i+1 < len(argv) && argv[i+1] == dataDir && len(argv) > 1 && argv[1] == "maker" {
-				return pid
-			}
+		i := slices.Index(argv, "--data-dir")
+		if i > 1 && i+1 < len(argv) && argv[i+1] == dataDir && argv[1] == "maker" {
+			found = append(found, pid)
+		}
+	}
+	for _, pid := range found {
+		if parent, _ := strconv.Atoi(status(pid, "PPid")); !slices.Contains(found, parent) {
+			return pid
 		}
 	}
 	return 0

@@ -99,6 +99,7 @@ func TestZygoteKilled(t *testing.T) {
 	f := begin(t, "zygote: kill -9 under load, three times")
 	s := testserver.New(f)
 	residents := f.settle(s, 3, client.CreateRequest{})
+	before := f.count(s, residents)
 	work := f.workload(s, clients)
 	for range 3 {
 		f.moment(time.Second)
@@ -114,13 +115,14 @@ func TestZygoteKilled(t *testing.T) {
 			f.lost("the sandbox %s: %v", r.id, err)
 		}
 	}
-	f.count(s, residents)
+	f.nothingLeft(s, residents, before)
 }
 
 func TestResolverKilled(t *testing.T) {
-	f := begin(t, "resolver: kill -9 while sandboxes ask")
+	f := begin(t, "resolver: kill -9 under load, three times")
 	s := testserver.New(f)
 	residents := f.settle(s, 1, client.CreateRequest{})
+	before := f.count(s, residents)
 	sb := s.Sandbox(residents[0].id)
 	// Any answer is one, also "no such name" of a host without name servers: what must not be is silence.
 	answered := func(ctx context.Context) error {
@@ -129,7 +131,9 @@ func TestResolverKilled(t *testing.T) {
 	if err := answered(f.Context()); err != nil {
 		f.Fatalf("before the fault a sandbox gets no answer from the resolver: %v", err)
 	}
+	work := f.workload(s, clients)
 	for range 3 {
+		f.moment(time.Second)
 		pids := s.ChildrenOfMaker("resolver")
 		if len(pids) != 1 {
 			f.Fatalf("there are %d resolvers", len(pids))
@@ -143,8 +147,10 @@ func TestResolverKilled(t *testing.T) {
 		})
 		f.row.Service = time.Since(began).Seconds()
 	}
+	work.end()
 	f.stillThere(s, residents)
 	f.onlySaw("ok")
+	f.nothingLeft(s, residents, before)
 }
 
 // dnsQuery asks the sandbox's name server for a name under .invalid over TCP and over UDP, and is True if both answer.
@@ -163,6 +169,7 @@ func TestAgentKilled(t *testing.T) {
 	f := begin(t, "agent: kill -9 of one sandbox's PID 1")
 	s := testserver.New(f)
 	residents := f.settle(s, 2, client.CreateRequest{})
+	before := f.count(s, residents)
 	pid := f.initOf(s, residents[0].id)
 	f.kill(pid, syscall.SIGKILL)
 	began := time.Now()
@@ -172,7 +179,7 @@ func TestAgentKilled(t *testing.T) {
 	})
 	f.serves(s, began, soon)
 	f.stillThere(s, residents[1:])
-	f.count(s, residents[1:])
+	f.nothingLeft(s, residents[1:], before)
 }
 
 // TestStopped stops each process for a while as a debugger, a hypervisor or a swapping host does.
@@ -191,6 +198,7 @@ func TestStopped(t *testing.T) {
 			f := begin(t, name+": SIGSTOP for 5 s under load")
 			s := testserver.New(f)
 			residents := f.settle(s, 2, client.CreateRequest{})
+			before := f.count(s, residents)
 			pids := c.pids(f, s, residents)
 			if len(pids) == 0 {
 				f.Fatalf("there is no %s", name)
@@ -209,7 +217,7 @@ func TestStopped(t *testing.T) {
 			work.end()
 			f.stillThere(s, residents)
 			f.onlySaw(c.allowed...)
-			f.count(s, residents)
+			f.nothingLeft(s, residents, before)
 		})
 	}
 }
@@ -219,6 +227,7 @@ func TestMakerStopped_PausedAndForked(t *testing.T) {
 	f := begin(t, "`cove maker stop` with running, paused and forked sandboxes")
 	s := testserver.New(f)
 	residents := f.settle(s, 3, client.CreateRequest{})
+	before := f.count(s, residents)
 	if err := s.Sandbox(residents[0].id).Pause(f.Context(), client.PauseRequest{}); err != nil {
 		f.Fatal(err)
 	}
@@ -246,6 +255,7 @@ func TestMakerStopped_PausedAndForked(t *testing.T) {
 	began := time.Now()
 	f.startMaker(s)
 	f.serves(s, began, soon)
+	f.nothingLeft(s, nil, before)
 }
 
 // kill sends a signal to one process.

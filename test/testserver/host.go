@@ -54,12 +54,19 @@ func RSS(pid int) int64 {
 	return kb << 10
 }
 
-// MakerPID finds the maker of the data directory by its command line; 0 is none.
+// MakerPID finds the maker of the data directory by its command line; 0 is none. A process that the
+// maker has just made carries that command line too, until it runs another program.
 func (s *Server) MakerPID() int {
+	var found []int
 	for _, pid := range Processes() {
 		argv := strings.Split(Cmdline(pid), "\x00")
 		i := slices.Index(argv, "--data-dir")
 		if i > 1 && i+1 < len(argv) && argv[i+1] == s.Dir && argv[1] == "maker" && !strings.HasPrefix(Status(pid, "State"), "Z") {
+			found = append(found, pid)
+		}
+	}
+	for _, pid := range found {
+		if parent, _ := strconv.Atoi(Status(pid, "PPid")); !slices.Contains(found, parent) {
 			return pid
 		}
 	}
