@@ -82,7 +82,7 @@ func TestARequestThatIsNotOneIsRefused(t *testing.T) {
 		"no such sandbox":      {"GET", "/sandboxes/sbnone", "", 404},
 		"an id that is a path": {"GET", "/sandboxes/..%2f..%2fetc", "", 404},
 		"a bad kernel":         {"POST", "/sandboxes/" + sb.ID + "/run", `{"code": "1", "kernel": "../x"}`, 400},
-		"no such kernel":       {"DELETE", "/sandboxes/" + sb.ID + "/kernels/nobody", "", 410},
+		"no such kernel":       {"DELETE", "/sandboxes/" + sb.ID + "/kernels/nobody", "", 404},
 		"nothing to run":       {"POST", "/sandboxes/" + sb.ID + "/exec", `{}`, 400},
 	} {
 		t.Run(claim, func(t *testing.T) {

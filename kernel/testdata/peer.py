@@ -91,10 +91,13 @@ class Agent:
         self.send(dict(id="1", code=code, **more))
         return self.finish()
 
-    def finish(self):
+    def finish(self, answers=True):
+        """The events up to the end of the cell. Without answers the kernel is not told that a result was passed on."""
         events = []
         while not events or events[-1]["type"] != "end":
             events.append(self.event())
+            if answers and events[-1].get("waits"):
+                self.send(b"", kind=8)
         return events
 
     def value(self, code, **more):
