@@ -95,6 +95,7 @@ while True: os.write(f, b)"`},
 			fillAll(t, s, other, keepers, c.storage, c.line)
 		})
 	}
+	t.Run("volumes", func(t *testing.T) { fillVolumes(t, s, other, keepers) })
 }
 
 // fillByUploads has the server itself write for another tenant until it refuses: bodies that are larger than the disk, and
@@ -251,6 +252,23 @@ func fillAll(t *testing.T, s *server, other *client.Client, keepers []*keeper, s
 		fillers = append(fillers, sb)
 		defer sb.Kill(context.WithoutCancel(t.Context()))
 	}
+	fillWith(t, s, other, keepers, fillers, line)
+	for _, sb := range fillers {
+		_ = other.Sandbox(sb.ID).Kill(t.Context())
+	}
+	eventually(t, "there is space again", patience, func() bool {
+		sb, err := other.Create(t.Context(), client.CreateRequest{})
+		if err == nil {
+			_ = sb.Kill(t.Context())
+		}
+		return err == nil
+	})
+}
+
+// fillWith runs a line in sandboxes of another tenant that fills the disk until it ends or they do,
+// and looks at the keepers meanwhile. One of the fillers at least is ended for it. It gives the least
+// space that was free.
+func fillWith(t *testing.T, s *server, other *client.Client, keepers []*keeper, fillers []*client.Sandbox, line string) (least int64) {
 	var work sync.WaitGroup
 	for _, sb := range fillers {
 		work.Go(func() {
@@ -259,7 +277,7 @@ func fillAll(t *testing.T, s *server, other *client.Client, keepers []*keeper, s
 	}
 	filled := make(chan struct{})
 	go func() { work.Wait(); close(filled) }()
-	least := int64(1) << 62
+	watch := s.watchFree(t)
 	for round, done := 0, false; !done; round++ {
 		select {
 		case <-filled:
@@ -270,11 +288,6 @@ func fillAll(t *testing.T, s *server, other *client.Client, keepers []*keeper, s
 			if err := k.check(round); err != nil {
 				t.Fatal(err)
 			}
-			var st unix.Statfs_t
-			if err := unix.Statfs(s.dir, &st); err != nil {
-				t.Fatal(err)
-			}
-			least = min(least, int64(st.Bavail)*st.Bsize)
 		}
 	}
 	full := 0
@@ -291,20 +304,66 @@ func fillAll(t *testing.T, s *server, other *client.Client, keepers []*keeper, s
 			t.Errorf("a sandbox that wrote is %s, %s: %s", info.State, info.Cause, info.Message)
 		}
 	}
+	least = watch()
 	t.Logf("at least %d MB were free", least>>20)
 	if full == 0 {
 		t.Error("no sandbox was ended to make room")
 	}
-	for _, sb := range fillers {
-		_ = other.Sandbox(sb.ID).Kill(t.Context())
+	return least
+}
+
+// fillVolumes has sandboxes write as much as they can to volumes, which outlive them. What was
+// synced is whole afterwards.
+func fillVolumes(t *testing.T, s *server, other *client.Client, keepers []*keeper) {
+	free := s.fill(t, 2000<<20)
+	defer free()
+	start := func(volume string) (*client.Sandbox, error) {
+		return other.Create(t.Context(), client.CreateRequest{Mounts: []client.Mount{{Kind: "volume", Source: volume, Target: "/data", Create: true}}})
 	}
-	eventually(t, "there is space again", patience, func() bool {
-		sb, err := other.Create(t.Context(), client.CreateRequest{})
-		if err == nil {
-			_ = sb.Kill(t.Context())
+	var fillers []*client.Sandbox
+	for _, volume := range []string{"one", "one", "two"} {
+		sb, err := start(volume)
+		if err != nil {
+			t.Fatal(err)
 		}
-		return err == nil
+		defer sb.Kill(context.WithoutCancel(t.Context()))
+		fillers = append(fillers, sb)
+	}
+	kept := newKeeper("of a volume", &sandbox{t, fillers[0]})
+	kept.sh("cp kept /data/kept; sync /data/kept")
+	least := fillWith(t, s, other, keepers, fillers, "dd if=/dev/zero of=/data/fill-$$ bs=1M")
+	if least < 60<<20 { // below 100 the one that wrote most is ended
+		t.Errorf("what was written to volumes left %d MB of the disk", least>>20)
+	}
+	var ends []string // of the two that have volume one
+	for _, sb := range fillers[:2] {
+		if err := sb.Refresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		ends = append(ends, sb.State+": "+sb.Message)
+	}
+	if all := strings.Join(ends, "; "); strings.Contains(all, "ended") && strings.Count(all, "a volume of this sandbox was being filled") != 1 {
+		t.Errorf("a volume was taken from one of its two sandboxes: %s", all)
+	}
+	for _, sb := range fillers {
+		_ = sb.Kill(t.Context()) // it may have ended
+	}
+	free() // for the sandbox that looks at what is left
+	eventually(t, "a volume that nobody uses is removed", patience, func() bool { return other.RemoveVolume(t.Context(), "two") == nil })
+	eventually(t, "a volume that was filled is used again", patience, func() bool {
+		sb, err := start("one")
+		if err != nil {
+			return false
+		}
+		defer sb.Kill(t.Context())
+		again := &sandbox{t, sb}
+		if sum := again.sh(fmt.Sprintf(readBack, "/data/kept")); sum != kept.sum {
+			t.Errorf("what was synced to the volume is %s, not %s", sum, kept.sum)
+		}
+		again.sh("rm /data/fill-*; echo more > /data/more; sync /data/more")
+		return true
 	})
+	eventually(t, "the volume is removed", patience, func() bool { return other.RemoveVolume(t.Context(), "one") == nil })
 }
 
 // TestTenantDiskQuota has one tenant write as much as it may have: what it runs goes on, and it

@@ -2,7 +2,6 @@ package maker
 
 import (
 	"errors"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -55,30 +54,20 @@ func (m *Maker) watchDisks() {
 }
 
 func (m *Maker) checkDisks() {
-	type use struct {
-		l       *live
-		volumes []*volume
-	}
-	m.mu.Lock()
-	uses := make([]use, 0, len(m.sandboxes))
-	for _, l := range m.sandboxes {
-		uses = append(uses, use{l, slices.Clone(l.shell.volumes)})
-	}
-	m.mu.Unlock()
 	bad := map[*volume]bool{} // an error is told once
-	for _, u := range uses {
+	for _, s := range m.writers() {
 		failed := false
-		if k := u.l.shell.disk; k != nil {
+		if k := s.disk; k != nil {
 			failed = m.ask(&k.question, k.hasFailed)
 		}
-		for _, v := range u.volumes {
+		for _, v := range s.volumes {
 			if _, asked := bad[v]; !asked {
 				bad[v] = m.ask(&v.question, v.hasFailed)
 			}
 			failed = failed || bad[v]
 		}
-		if failed && !u.l.isEnding() {
-			m.endFailed(u.l)
+		if failed && !s.l.isEnding() {
+			m.endFailed(s.l)
 		}
 	}
 }

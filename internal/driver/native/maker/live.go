@@ -155,6 +155,11 @@ func (m *Maker) register(l *live) error {
 	if m.sandboxes[l.id] != nil {
 		return fault.New(fault.Conflict, "sandbox %s exists", l.id)
 	}
+	for _, u := range l.shell.volumes {
+		if err := u.checkCut(); err != nil {
+			return err
+		}
+	}
 	m.sandboxes[l.id] = l
 	m.wg.Add(1) // for attendLive, while nobody can be waiting yet
 	return nil

@@ -252,12 +252,12 @@ func (k *disk) copyBytes(n int) int64 {
 	}
 }
 
-// cutOff takes the file system away from those who use it: what they have written and is not on the
-// device yet is dropped, and nothing reaches the image any more. It is for a sandbox that ends.
-func (k *disk) cutOff() {
+// shutDown has an ext4 take no more writes, and drop what is in memory only and in no transaction
+// that has been committed.
+func shutDown(root *os.File) {
 	const noLogFlush = 2
 	flags := uint32(noLogFlush)
-	_ = hold(k.root, func(fd int) error { return unix.IoctlSetPointerInt(fd, ext4Shutdown, int(flags)) })
+	_ = hold(root, func(fd int) error { return unix.IoctlSetPointerInt(fd, ext4Shutdown, int(flags)) }) // one that is gone takes none
 }
 
 // ext4Shutdown is EXT4_IOC_SHUTDOWN of fs/ext4/ext4.h.

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 )
@@ -23,8 +21,8 @@ import (
 type spaceWatch struct {
 	m *Maker
 
-	calm   map[*live]int64 // bytes of each sandbox when there was room last
-	before map[*live]int64 // and at the beginning of this window
+	calm   map[fileSystem]int64 // bytes of each when there was room last; of volumes that were seen later, then
+	before map[fileSystem]int64 // and at the beginning of this window
 	window time.Time
 	read   time.Time // when the operator's rules were read
 	unread error     // why they could not be read last
@@ -49,7 +47,7 @@ func writeSpeed() int64 { return int64(min(runtime.NumCPU(), 8)) * 3 << 29 }
 
 // watchSpace looks at the host's disk until the maker closes.
 func (m *Maker) watchSpace() {
-	w := &spaceWatch{m: m, calm: map[*live]int64{}, before: map[*live]int64{}, coming: map[*shell]int64{}}
+	w := &spaceWatch{m: m, calm: map[fileSystem]int64{}, before: map[fileSystem]int64{}, coming: map[*shell]int64{}}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -115,34 +113,44 @@ func (w *spaceWatch) measure(now time.Time, calm bool) {
 		return
 	}
 	w.window = now
-	bytes, totals := w.m.diskUse()
-	w.before = bytes
+	use := w.m.spaceUse()
+	w.before = use.bytes
 	if calm {
-		w.calm = bytes
+		w.calm = maps.Clone(use.bytes)
+	}
+	for p, n := range use.bytes {
+		_, isVolume := p.(*volume)
+		if _, known := w.calm[p]; isVolume && !known {
+			w.calm[p] = n
+		}
 	}
 	s := w.m.space
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.disks = totals
+	s.disks = use.totals
 }
 
 // growing are sandboxes that have grown by some bytes in this window, the one that has grown most
-// since there was room first.
-func (w *spaceWatch) growing(least int64) []*live {
-	bytes, _ := w.m.diskUse()
-	var all []*live
-	for l, n := range bytes {
-		if before, known := w.before[l]; known && n-before >= least || !known && n >= growthNoise {
-			all = append(all, l)
+// since there was room first. The first bytes of a new disk are the file system's own.
+func (w *spaceWatch) growing(use spaceUse, least int64) []writer {
+	var all []writer
+	for _, s := range use.writers {
+		atLeast := least
+		if _, known := w.before[s.disk]; s.disk != nil && !known {
+			atLeast = max(least, growthNoise)
+		}
+		if use.grownBy(s, w.before) >= atLeast {
+			all = append(all, s)
 		}
 	}
-	slices.SortFunc(all, func(a, b *live) int { return cmp.Compare(bytes[b]-w.calm[b], bytes[a]-w.calm[a]) })
+	slices.SortFunc(all, func(a, b writer) int { return cmp.Compare(use.grownBy(b, w.calm), use.grownBy(a, w.calm)) })
 	return all
 }
 
 // stop has sandboxes that grow stand still. Where the host cannot do that they are ended.
 func (w *spaceWatch) stop(now time.Time, least int64) {
-	for _, l := range w.growing(least) {
+	for _, s := range w.growing(w.m.spaceUse(), least) {
+		l := s.l
 		if slices.Contains(w.held, l) {
 			continue
 		}
@@ -205,18 +213,26 @@ func (w *spaceWatch) endLargest(now time.Time, urgent bool) {
 	if now.Sub(w.ended) < endTime && !urgent {
 		return
 	}
-	bytes, _ := w.m.diskUse()
-	candidates := slices.DeleteFunc(append(slices.Clone(w.held), w.growing(leastGrowth)...), (*live).isEnding)
+	use := w.m.spaceUse()
+	growing := w.growing(use, leastGrowth)
+	candidates := slices.DeleteFunc(slices.Clone(use.writers), func(s writer) bool {
+		grows := slices.ContainsFunc(growing, func(g writer) bool { return g.l == s.l })
+		return s.l.isEnding() || !grows && !slices.Contains(w.held, s.l)
+	})
 	if len(candidates) == 0 {
 		return
 	}
-	largest := slices.MaxFunc(candidates, func(a, b *live) int { return cmp.Compare(bytes[a]-w.calm[a], bytes[b]-w.calm[b]) })
+	written := func(s writer) int64 { return use.grownBy(s, w.calm) }
+	largest := slices.MaxFunc(candidates, func(a, b writer) int { return cmp.Compare(written(a), written(b)) })
+	l := largest.l
 	w.ended = now
-	if k := largest.shell.disk; k != nil {
-		w.coming[largest.shell] = allocated(k.image) + largest.shell.group.Unwritten()
+	w.coming[l.shell] = l.shell.group.Unwritten()
+	if k := largest.disk; k != nil {
+		w.coming[l.shell] += allocated(k.image)
 	}
-	w.m.log.Warn("the disk is nearly full: a sandbox is ended", "sandbox", largest.id, "tenant", largest.tenant, "written", bytes[largest]-w.calm[largest])
-	w.end(largest, "the server's disk was nearly full, and of the sandboxes that were writing to it this one had written the most")
+	w.m.log.Warn("the disk is nearly full: a sandbox is ended", "sandbox", l.id, "tenant", l.tenant, "written", written(largest))
+	w.end(l, "the server's disk was nearly full, and of the sandboxes that were writing to it this one had written the most")
+	w.endVolumes(use, largest)
 }
 
 // stillComing is the space of sandboxes that were ended and are not gone yet.
@@ -237,8 +253,8 @@ func (w *spaceWatch) stillComing() (bytes int64) {
 	return bytes
 }
 
-// end ends a sandbox. Nothing more of it reaches the host's disk, and its space is free when its
-// last process is gone.
+// end ends a sandbox. Nothing more of it reaches its disk, whose space is free when its last process
+// is gone.
 func (w *spaceWatch) end(l *live, why string) {
 	l.decide(sandbox.CauseHostDiskFull, why, w.m.usage(l))
 	if l.shell.disk != nil {
@@ -248,42 +264,21 @@ func (w *spaceWatch) end(l *live, why string) {
 	l.insist()
 }
 
-// diskUse is how much each sandbox has on its disks, what it has only promised to write there
-// included, and the totals.
-func (m *Maker) diskUse() (bytes map[*live]int64, totals diskTotals) {
-	type use struct {
-		l       *live
-		volumes []*volume
-	}
-	m.mu.Lock()
-	uses := make([]use, 0, len(m.sandboxes))
-	for _, l := range m.sandboxes {
-		uses = append(uses, use{l, slices.Clone(l.shell.volumes)})
-	}
-	m.mu.Unlock()
-	bytes, totals.tenants = make(map[*live]int64, len(uses)), map[string]int64{}
-	for _, u := range uses {
-		var n int64
-		if k := u.l.shell.disk; k != nil {
-			has := allocated(k.image)
-			n = has + k.bytes() // what it deleted keeps its place in the image, and what it writes gets another or has none yet
-			totals.promised += max(k.size-has, 0)
-			totals.tenants[u.l.tenant] += has
+// endVolumes shuts down the volumes that an ended sandbox was filling: what it has written to memory
+// only would reach the host's disk after its end. Other sandboxes of its tenant that have one of
+// them end too. One that is starting at this moment is refused by register.
+func (w *spaceWatch) endVolumes(use spaceUse, ended writer) {
+	for _, u := range ended.volumes {
+		if use.grown(u, w.calm) < growthNoise {
+			continue
 		}
-		for _, v := range u.volumes {
-			n += allocatedAt(v.path)
+		u.cutOff()
+		for _, s := range w.m.writers() {
+			if slices.Contains(s.volumes, u) && !s.l.isEnding() {
+				w.end(s.l, "the server's disk was nearly full, and a volume of this sandbox was being filled")
+			}
 		}
-		bytes[u.l] = n
 	}
-	return bytes, totals
-}
-
-func allocatedAt(path string) int64 {
-	var st unix.Stat_t
-	if unix.Lstat(path, &st) != nil {
-		return 0
-	}
-	return st.Blocks * 512
 }
 
 // setHeld notes that a sandbox is stopped for want of space.

@@ -44,6 +44,7 @@ type volume struct {
 	device   string
 	mount    *os.File // keeps the device
 	root     atomic.Pointer[os.File]
+	cut      atomic.Bool  // it takes no more writes until it is mounted anew
 	question syncQuestion // whether it has failed
 }
 

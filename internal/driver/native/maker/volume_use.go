@@ -69,11 +69,23 @@ func (s *shell) leaveVolumes() {
 // use counts another user and mounts it for the first. It is for who has the turn, like leave and show.
 func (u *volume) use(ctx context.Context) error {
 	if u.users.Load() == 0 {
+		u.cut.Store(false)
 		if err := u.open(ctx); err != nil {
 			return err
 		}
 	}
+	if err := u.checkCut(); err != nil {
+		return err
+	}
 	u.users.Add(1)
+	return nil
+}
+
+// checkCut refuses a volume that takes no more writes.
+func (u *volume) checkCut() error {
+	if u.cut.Load() {
+		return fault.New(fault.Unavailable, "the volume was being filled when the server's disk was nearly full, and the sandboxes that have it are ending; try again")
+	}
 	return nil
 }
 

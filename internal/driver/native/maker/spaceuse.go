@@ -1,0 +1,110 @@
+package maker
+
+import (
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// fileSystem is one in the host's disk that sandboxes write to: the disk of one, or a volume
+// that several may have.
+type fileSystem interface {
+	// written is what it has there, with what was only promised to be written there.
+	written() int64
+	// cutOff takes it away from those who use it: what they have written and is not on the host's
+	// disk yet is dropped, and nothing reaches that disk any more.
+	cutOff()
+}
+
+// writer is where a sandbox writes.
+type writer struct {
+	l       *live
+	disk    *disk // nil: memory only
+	volumes []*volume
+}
+
+func (m *Maker) writers() []writer {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := make([]writer, 0, len(m.sandboxes))
+	for _, l := range m.sandboxes {
+		all = append(all, writer{l, l.shell.disk, slices.Clone(l.shell.volumes)})
+	}
+	return all
+}
+
+// spaceUse is how much the file systems of all sandboxes have at one moment.
+type spaceUse struct {
+	writers []writer
+	bytes   map[fileSystem]int64
+	totals  diskTotals
+}
+
+func (m *Maker) spaceUse() spaceUse {
+	now := spaceUse{m.writers(), map[fileSystem]int64{}, diskTotals{tenants: map[string]int64{}}}
+	for _, s := range now.writers {
+		if k := s.disk; k != nil {
+			has := allocated(k.image)
+			now.bytes[k] = k.written()
+			now.totals.promised += max(k.size-has, 0)
+			now.totals.tenants[s.l.tenant] += has
+		}
+		for _, u := range s.volumes {
+			if _, known := now.bytes[u]; !known {
+				now.bytes[u] = u.written()
+			}
+		}
+	}
+	return now
+}
+
+// grown is how much a file system has grown since an earlier moment. A disk that is not known from
+// then had nothing. A volume may be old: one that is not known has not grown yet.
+func (now spaceUse) grown(p fileSystem, since map[fileSystem]int64) int64 {
+	before, known := since[p]
+	if _, isVolume := p.(*volume); isVolume && !known {
+		return 0
+	}
+	return now.bytes[p] - before
+}
+
+// grownBy is how much the file systems of a sandbox have grown. What several sandboxes write to one
+// volume counts for each of them.
+func (now spaceUse) grownBy(s writer, since map[fileSystem]int64) (bytes int64) {
+	if s.disk != nil {
+		bytes = now.grown(s.disk, since)
+	}
+	for _, u := range s.volumes {
+		bytes += now.grown(u, since)
+	}
+	return bytes
+}
+
+// written of a disk counts some bytes twice: what the sandbox deleted keeps its place in the image,
+// and what it writes gets another or has none yet.
+func (k *disk) written() int64 { return allocated(k.image) + k.bytes() }
+
+func (u *volume) written() int64 {
+	var has int64
+	var st unix.Stat_t
+	if unix.Lstat(u.path, &st) == nil {
+		has = st.Blocks * 512
+	}
+	if root := u.root.Load(); root != nil {
+		if used, err := usedBytes(root); err == nil {
+			has += used
+		}
+	}
+	return has
+}
+
+func (k *disk) cutOff() { shutDown(k.root) }
+
+// cutOff of a volume loses nothing that was synced: it has a journal, and its next user mounts it
+// anew. No sandbox gets it until its present users have left.
+func (u *volume) cutOff() {
+	u.cut.Store(true)
+	if root := u.root.Load(); root != nil {
+		shutDown(root)
+	}
+}
