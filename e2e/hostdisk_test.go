@@ -58,7 +58,7 @@ func (k *keeper) check(round int) error {
 // TestHostDisk fills the disk of the server with the sandboxes of one tenant: no sandbox of the
 // other loses a byte.
 func TestHostDisk(t *testing.T) {
-	s := smallServer(t, 4<<30)
+	s := smallServer(t, 4<<30, "COVE_STORAGE_MAX_TENANT_SIZE=4GiB") // TestTenantDiskQuota has the quota
 	other, err := client.New(s.url, foreignKey(t, s))
 	if err != nil {
 		t.Fatal(err)
@@ -349,10 +349,15 @@ func fillVolumes(t *testing.T, s *server, other *client.Client, keepers []*keepe
 		_ = sb.Kill(t.Context()) // it may have ended
 	}
 	free() // for the sandbox that looks at what is left
-	eventually(t, "a volume that nobody uses is removed", patience, func() bool { return other.RemoveVolume(t.Context(), "two") == nil })
+	eventually(t, "an unused volume is removed", patience, func() bool { return other.RemoveVolume(t.Context(), "two") == nil })
+	var refused string
 	eventually(t, "a volume that was filled is used again", patience, func() bool {
 		sb, err := start("one")
 		if err != nil {
+			if err.Error() != refused {
+				refused = err.Error()
+				t.Log(refused)
+			}
 			return false
 		}
 		defer sb.Kill(t.Context())

@@ -149,13 +149,33 @@ func (b *bench) start(t *testing.T, change ...func(*sandbox.StartRequest)) *box 
 	for _, f := range change {
 		f(&req)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-	defer cancel()
-	if err := b.Driver.Start(ctx, req); err != nil {
+	if err := b.tryStart(t, req); err != nil {
 		t.Fatalf("start: %v", err)
 	}
-	t.Cleanup(func() { b.Driver.Stop(context.Background(), req.ID, sandbox.CauseKilled) }) // the test's own ctx is over
 	return b.open(req.ID)
+}
+
+// tryStart starts a sandbox that is stopped at the end of the test.
+func (b *bench) tryStart(t *testing.T, req sandbox.StartRequest) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	t.Cleanup(func() { b.Driver.Stop(context.Background(), req.ID, sandbox.CauseKilled) }) // the test's own ctx is over
+	return b.Driver.Start(ctx, req)
+}
+
+// inTime does something that fails once a deadline has passed. A deadline that was too near for a
+// busy machine is followed by one that is not.
+func inTime(t *testing.T, try func(deadline time.Time) error) {
+	t.Helper()
+	err := try(time.Now().Add(2 * time.Second))
+	if err != nil {
+		t.Logf("with a deadline in two seconds: %v", err)
+		err = try(time.Now().Add(time.Minute))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 func (b *bench) open(id string) *box {

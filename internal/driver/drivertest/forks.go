@@ -128,9 +128,14 @@ var forks = []claim{
 	}},
 	{"a copy ends at its deadline without the server's help", needsFork, func(t *testing.T, b *bench) {
 		s := b.start(t)
-		// A fork is not slower than that.
-		copies, _ := s.fork(t, 1, func(r *sandbox.ForkRequest) { r.Children[0].Deadline = time.Now().Add(30 * time.Second) })
-		if e := b.awaitEnd(t, copies[0].id); e.Cause != sandbox.CauseExpired {
+		var req sandbox.ForkRequest
+		inTime(t, func(deadline time.Time) error {
+			req = s.forkRequest(1)
+			req.Children[0].Deadline = deadline
+			_, err := b.Driver.Fork(t.Context(), req)
+			return err
+		})
+		if e := b.awaitEnd(t, req.Children[0].ID); e.Cause != sandbox.CauseExpired {
 			t.Errorf("%+v", e)
 		}
 		if !b.lives(t, s.id) {

@@ -2,6 +2,7 @@ package drivertest
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"slices"
 	"strings"
@@ -208,27 +209,35 @@ var lifecycle = []claim{
 		}
 	}},
 	{"a deadline ends a sandbox without the server's help", needsNothing, func(t *testing.T, b *bench) {
-		// A start is not slower than that.
-		s := b.start(t, func(r *sandbox.StartRequest) { r.Deadline = time.Now().Add(30 * time.Second) })
-		if e := b.awaitEnd(t, s.id); e.Cause != sandbox.CauseExpired {
+		req := b.request()
+		inTime(t, func(deadline time.Time) error {
+			req = b.request()
+			req.Deadline = deadline
+			return b.tryStart(t, req)
+		})
+		if e := b.awaitEnd(t, req.ID); e.Cause != sandbox.CauseExpired {
 			t.Errorf("%+v", e)
 		}
-		if b.lives(t, s.id) {
+		if b.lives(t, req.ID) {
 			t.Error("still listed")
 		}
 	}},
 	{"a deadline can be moved and taken away", needsNothing, func(t *testing.T, b *bench) {
-		moved := b.start(t, func(r *sandbox.StartRequest) { r.Deadline = time.Now().Add(time.Hour) })
-		freed := b.start(t, func(r *sandbox.StartRequest) { r.Deadline = time.Now().Add(time.Hour) })
-		soon, past, never := time.Now().Add(300*time.Millisecond), time.Now().Add(15*time.Second), time.Time{}
-		for _, c := range []struct {
-			id       string
-			deadline *time.Time
-		}{{freed.id, &past}, {freed.id, &never}, {moved.id, &soon}} {
-			if err := b.Driver.Change(t.Context(), c.id, sandbox.Change{Deadline: c.deadline}); err != nil {
-				t.Fatal(err)
-			}
+		inAnHour := func(r *sandbox.StartRequest) { r.Deadline = time.Now().Add(time.Hour) }
+		moved := b.start(t, inAnHour)
+		soon, past := time.Now().Add(300*time.Millisecond), time.Time{}
+		if err := b.Driver.Change(t.Context(), moved.id, sandbox.Change{Deadline: &soon}); err != nil {
+			t.Fatal(err)
 		}
+		var freed *box
+		inTime(t, func(deadline time.Time) error {
+			freed, past = b.start(t, inAnHour), deadline
+			var errs []error
+			for _, d := range []*time.Time{&deadline, {}} {
+				errs = append(errs, b.Driver.Change(t.Context(), freed.id, sandbox.Change{Deadline: d}))
+			}
+			return errors.Join(errs...)
+		})
 		if e := b.awaitEnd(t, moved.id); e.Cause != sandbox.CauseExpired {
 			t.Errorf("%+v", e)
 		}
