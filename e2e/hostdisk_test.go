@@ -96,6 +96,12 @@ while True: os.write(f, b)"`},
 		})
 	}
 	t.Run("volumes", func(t *testing.T) { fillVolumes(t, s, other, keepers) })
+	t.Run("many that write little", func(t *testing.T) {
+		if testing.Short() {
+			t.Skip("file systems that are new write much by themselves, which takes most of a minute")
+		}
+		fillSlowly(t, s, other, keepers)
+	})
 }
 
 // fillByUploads has the server itself write for another tenant until it refuses: bodies that are larger than the disk, and
@@ -369,6 +375,70 @@ func fillVolumes(t *testing.T, s *server, other *client.Client, keepers []*keepe
 		return true
 	})
 	eventually(t, "the volume is removed", patience, func() bool { return other.RemoveVolume(t.Context(), "one") == nil })
+}
+
+// slowWriter writes at most 40 KiB a second past the cache, into space that the file system of the sandbox
+// has given to the file but the host's has not.
+const slowWriter = `fallocate -l 300M fill; for ((i = 0; ; i++)); do
+	dd if=/dev/zero of=fill bs=4k count=1 seek=$i conv=notrunc oflag=direct status=none; sleep 0.1; done`
+
+// fillSlowly has sandboxes of another tenant write so little at a time that none of them stands out.
+func fillSlowly(t *testing.T, s *server, other *client.Client, keepers []*keeper) {
+	var fillers []*client.Sandbox
+	for range 16 {
+		sb, err := other.Create(t.Context(), client.CreateRequest{Template: "base"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer sb.Kill(context.WithoutCancel(t.Context()))
+		fillers = append(fillers, sb)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for _, sb := range fillers {
+		go func() { _, _ = sb.Exec(ctx, client.ExecRequest{Argv: []string{"bash", "-c", slowWriter}}) }()
+	}
+	eventually(t, "all sandboxes write", patience, func() bool {
+		for _, sb := range fillers {
+			if out, err := sb.Exec(ctx, client.ExecRequest{Command: "test -e fill"}); err != nil || out.ExitCode != 0 {
+				return false
+			}
+		}
+		return true
+	})
+	time.Sleep(45 * time.Second) // until file systems have written what they owed for their first files
+	free := s.fill(t, 60<<20)    // sandboxes that write a lot would be ended at once
+	defer free()
+	watch := s.watchFree(t)
+	full := 0
+	eventually(t, "two of the sandboxes that write are ended", patience, func() bool {
+		full = 0
+		for _, sb := range fillers {
+			if err := sb.Refresh(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if sb.Cause == "host_disk_full" {
+				full++
+			}
+		}
+		return full >= 2
+	})
+	if full == len(fillers) {
+		t.Error("all sandboxes of the tenant were ended, though each takes little space")
+	}
+	if least := watch(); least < 20<<20 {
+		t.Errorf("they left %d MB of the disk", least>>20)
+	}
+	cancel()
+	free()
+	for _, k := range keepers {
+		if err := k.check(0); err != nil {
+			t.Error(err)
+		}
+		if err := k.Refresh(t.Context()); err != nil || k.State != "running" {
+			t.Errorf("the sandbox %s: %s, %s, %v", k.kind, k.State, k.Message, err)
+		}
+	}
 }
 
 // TestTenantDiskQuota has one tenant write as much as it may have: what it runs goes on, and it

@@ -24,9 +24,12 @@ type spaceWatch struct {
 	calm   map[fileSystem]int64 // bytes of each when there was room last; of volumes that were seen later, then
 	before map[fileSystem]int64 // and at the beginning of this window
 	window time.Time
-	read   time.Time // when the operator's rules were read
-	unread error     // why they could not be read last
-	held   []*live   // stopped, in order
+	early  map[fileSystem]int64 // and slowWindow ago, or up to twice as long, unless there was room since
+	later  map[fileSystem]int64 // becomes early
+	slow   time.Time            // when later was measured
+	read   time.Time            // when the operator's rules were read
+	unread error                // why they could not be read last
+	held   []*live              // stopped, in order
 	since  time.Time
 	ended  time.Time        // when one was ended last
 	coming map[*shell]int64 // space that will be free when sandboxes that were ended are gone
@@ -34,6 +37,7 @@ type spaceWatch struct {
 
 const (
 	growthWindow = 250 * time.Millisecond
+	slowWindow   = 5 * time.Second  // for sandboxes that write little at a time
 	growthNoise  = 1 << 20          // a sandbox that grows less in a window is not stopped
 	leastGrowth  = 64 << 10         // and while there is hardly any space, one that grows less than this
 	holdTime     = 10 * time.Second // how long sandboxes wait for space before one of them is ended
@@ -82,14 +86,14 @@ func (w *spaceWatch) look(now time.Time, wait *time.Duration) error {
 		w.release()
 	case room < marks.end:
 		w.stop(now, leastGrowth)
-		w.endLargest(now, room+w.stillComing() < marks.end || s.free < marks.end/4)
+		w.endLargest(now, room+w.stillComing(), s.free, marks)
 	case room < marks.stop:
 		w.stop(now, growthNoise)
 	}
 	if len(w.held) > 0 {
 		w.stopAgain()
 		if now.Sub(w.since) > holdTime {
-			w.endLargest(now, false)
+			w.endLargest(now, room+w.stillComing(), s.free, marks)
 		}
 	}
 	*wait = w.next(room, marks)
@@ -117,6 +121,10 @@ func (w *spaceWatch) measure(now time.Time, calm bool) {
 	w.before = use.bytes
 	if calm {
 		w.calm = maps.Clone(use.bytes)
+		w.later = use.bytes
+	}
+	if calm || now.Sub(w.slow) >= slowWindow {
+		w.early, w.later, w.slow = w.later, use.bytes, now
 	}
 	for p, n := range use.bytes {
 		_, isVolume := p.(*volume)
@@ -130,16 +138,16 @@ func (w *spaceWatch) measure(now time.Time, calm bool) {
 	s.disks = use.totals
 }
 
-// growing are sandboxes that have grown by some bytes in this window, the one that has grown most
-// since there was room first. The first bytes of a new disk are the file system's own.
-func (w *spaceWatch) growing(use spaceUse, least int64) []writer {
+// growing are sandboxes that have grown by some bytes since an earlier moment, the one that has
+// grown most since there was room first. The first bytes of a new disk are the file system's own.
+func (w *spaceWatch) growing(use spaceUse, since map[fileSystem]int64, least int64) []writer {
 	var all []writer
 	for _, s := range use.writers {
 		atLeast := least
-		if _, known := w.before[s.disk]; s.disk != nil && !known {
+		if _, known := since[s.disk]; s.disk != nil && !known {
 			atLeast = max(least, growthNoise)
 		}
-		if use.grownBy(s, w.before) >= atLeast {
+		if use.grownBy(s, since) >= atLeast {
 			all = append(all, s)
 		}
 	}
@@ -149,7 +157,8 @@ func (w *spaceWatch) growing(use spaceUse, least int64) []writer {
 
 // stop has sandboxes that grow stand still. Where the host cannot do that they are ended.
 func (w *spaceWatch) stop(now time.Time, least int64) {
-	for _, s := range w.growing(w.m.spaceUse(), least) {
+	use := w.m.spaceUse()
+	for _, s := range w.growing(use, w.before, least) {
 		l := s.l
 		if slices.Contains(w.held, l) {
 			continue
@@ -207,23 +216,38 @@ func (w *spaceWatch) release() {
 	})
 }
 
-// endLargest ends the sandbox that has written most since there was room, and then waits for its
-// space, unless it is urgent.
-func (w *spaceWatch) endLargest(now time.Time, urgent bool) {
-	if now.Sub(w.ended) < endTime && !urgent {
+// endLargest ends the sandbox that has written most since there was room, of the tenant whose
+// sandboxes have. Then it waits for the space of that sandbox, unless left, the free bytes with those
+// that are still coming, is too little to wait. Sandboxes that write little at a time are waited for
+// longer, and those that have written least are ended last.
+func (w *spaceWatch) endLargest(now time.Time, left, free int64, marks spaceMarks) {
+	waited := now.Sub(w.ended) >= endTime
+	if !waited && left >= marks.end && free >= marks.end/4 {
 		return
 	}
 	use := w.m.spaceUse()
-	growing := w.growing(use, leastGrowth)
+	fast, slow := w.growing(use, w.before, leastGrowth), w.growing(use, w.early, leastGrowth)
+	if left < marks.end/4 {
+		slow = w.growing(use, w.calm, 1)
+	}
+	isFast := func(s writer) bool { return slices.Contains(w.held, s.l) || containsWriter(fast, s) }
 	candidates := slices.DeleteFunc(slices.Clone(use.writers), func(s writer) bool {
-		grows := slices.ContainsFunc(growing, func(g writer) bool { return g.l == s.l })
-		return s.l.isEnding() || !grows && !slices.Contains(w.held, s.l)
+		return s.l.isEnding() || !isFast(s) && !containsWriter(slow, s)
 	})
 	if len(candidates) == 0 {
 		return
 	}
+	ofTenant := map[string]int64{}
+	for _, s := range use.writers {
+		ofTenant[s.l.tenant] += max(use.grownBy(s, w.calm), 0)
+	}
 	written := func(s writer) int64 { return use.grownBy(s, w.calm) }
-	largest := slices.MaxFunc(candidates, func(a, b writer) int { return cmp.Compare(written(a), written(b)) })
+	largest := slices.MaxFunc(candidates, func(a, b writer) int {
+		return cmp.Or(cmp.Compare(ofTenant[a.l.tenant], ofTenant[b.l.tenant]), cmp.Compare(written(a), written(b)))
+	})
+	if !waited && !isFast(largest) && left >= marks.end/2 {
+		return
+	}
 	l := largest.l
 	w.ended = now
 	w.coming[l.shell] = l.shell.group.Unwritten()
@@ -233,6 +257,10 @@ func (w *spaceWatch) endLargest(now time.Time, urgent bool) {
 	w.m.log.Warn("the disk is nearly full: a sandbox is ended", "sandbox", l.id, "tenant", l.tenant, "written", written(largest))
 	w.end(l, "the server's disk was nearly full, and of the sandboxes that were writing to it this one had written the most")
 	w.endVolumes(use, largest)
+}
+
+func containsWriter(all []writer, s writer) bool {
+	return slices.ContainsFunc(all, func(o writer) bool { return o.l == s.l })
 }
 
 // stillComing is the space of sandboxes that were ended and are not gone yet.
