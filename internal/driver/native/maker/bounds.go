@@ -35,12 +35,33 @@ func checkLimits(l template.Limits) error {
 	return nil
 }
 
-// mostPools is how many templates of tenants a host keeps ready at once, also in use.
-func mostPools() int {
+// mostPools is how many pools, in use or kept ready, this host may have at once.
+func (m *Maker) mostPools() int {
+	if m.cfg.Pools > 0 {
+		return m.cfg.Pools
+	}
 	var host unix.Sysinfo_t
 	if unix.Sysinfo(&host) != nil {
 		return fewPools
 	}
 	memory := uint64(host.Totalram) * uint64(host.Unit)
 	return max(fewPools, int(memory/2/poolMemory))
+}
+
+// checkPools refuses one more pool of a tenant if the tenant has half of what the host may have, or
+// if the host has all of it. Called with m.mu.
+func (m *Maker) checkPools(tenant string) error {
+	most, own := m.mostPools(), 0
+	for key := range m.pools {
+		if key.tenant == tenant {
+			own++
+		}
+	}
+	if own >= most/2 {
+		return fault.Wrap(fault.Exhausted, errTenantPools, "the sandboxes of one tenant may use %d templates on this host at the same time, and a snapshot may count twice, with the template below it; end all sandboxes of one of yours first", most/2)
+	}
+	if len(m.pools) >= most {
+		return fault.Wrap(fault.Exhausted, errManyPools, "this host's sandboxes use templates in %d pairs of a tenant and a template, which is as many as its memory allows; try again later", most)
+	}
+	return nil
 }

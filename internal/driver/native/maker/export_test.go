@@ -124,7 +124,7 @@ func PutAway(n, inUse int) []string {
 		}
 	}
 	var gone []string
-	for p := m.leastUsed(); p != nil; p = m.leastUsed() {
+	for p := m.leastUsed(m.surplus); p != nil; p = m.leastUsed(m.surplus) {
 		gone = append(gone, p.key.tenant)
 	}
 	return gone

@@ -39,14 +39,23 @@ func (m *Maker) keepHouse() {
 // putAway closes the pools that were not used for the longest time, beyond maxPools, and those of removed templates, while
 // nobody lives in them.
 func (m *Maker) putAway() {
-	for {
-		p := m.leastUsed()
-		if p == nil {
-			return
-		}
-		m.log.Info("pool put away", "template", p.template.Name, "tenant", p.key.tenant)
-		p.close()
+	for m.closeIdle(m.surplus) {
 	}
+}
+
+// surplus reports whether an idle pool is not worth its memory. Called with m.mu.
+func (m *Maker) surplus(p *pool) bool { return p.removed || len(m.pools) > maxPools }
+
+// closeIdle closes the least used of the idle pools that may be closed; may is called with m.mu. It
+// reports whether there was one.
+func (m *Maker) closeIdle(may func(*pool) bool) bool {
+	p := m.leastUsed(may)
+	if p == nil {
+		return false
+	}
+	m.log.Info("pool put away", "template", p.template.Name, "tenant", p.key.tenant)
+	p.close()
+	return true
 }
 
 // How long a template that was built again is kept after it was replaced, and how long the garbage collector waits for a
@@ -88,8 +97,9 @@ func (m *Maker) sweepTemplates() {
 	}
 }
 
-// leastUsed takes one pool out of the table, if there are too many or its template is gone.
-func (m *Maker) leastUsed() *pool {
+// leastUsed takes the least used of the idle pools that may be closed out of the table, or gives nil.
+// Pools whose template was removed go first.
+func (m *Maker) leastUsed(may func(*pool) bool) *pool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closing {
@@ -104,7 +114,7 @@ func (m *Maker) leastUsed() *pool {
 	}
 	var least *pool
 	for _, p := range m.pools {
-		if inUse[p] || !p.idle() || len(m.pools) <= maxPools && !p.removed {
+		if inUse[p] || !p.idle() || !may(p) {
 			continue
 		}
 		if least == nil || p.removed || !least.removed && p.lastUse().Before(least.lastUse()) {

@@ -25,10 +25,11 @@ import (
 // Start makes a sandbox and returns a channel to its agent, and the token of its default kernel if that was forked; waited when
 // that had been done before, and all that belongs to it.
 func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token string, waited bool, err error) {
-	p, err := m.pool(poolKey{r.Tenant, r.Digest})
+	p, done, err := m.pool(poolKey{r.Tenant, r.Digest})
 	if err != nil {
 		return nil, "", false, err
 	}
+	defer done()
 	if err := cmp.Or(r.Network.Validate(), checkLimits(r.Limits)); err != nil {
 		return nil, "", false, err
 	}
@@ -41,7 +42,6 @@ func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token stri
 			return nil, "", false, err
 		}
 	}
-	defer p.serve()()
 	s, err := p.take(ctx, form{storage: r.Storage, disk: r.Limits.DiskBytes, mounts: asked})
 	if err != nil {
 		return nil, "", false, err
@@ -473,10 +473,11 @@ func (m *Maker) List(after string) []sandbox.Instance {
 
 // Floor forks a zygote's child without any isolation, the lower bound of what a create can cost.
 func (m *Maker) Floor(ctx context.Context, key poolKey) (*os.File, error) {
-	p, err := m.pool(key)
+	p, done, err := m.pool(key)
 	if err != nil {
 		return nil, err
 	}
+	defer done()
 	z, err := p.zygote(ctx)
 	if err != nil {
 		return nil, err

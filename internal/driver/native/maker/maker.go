@@ -41,6 +41,7 @@ type Config struct {
 	Log       *slog.Logger
 
 	Connections int // of the server at the same time; zero: 4,096
+	Pools       int // in use or kept ready at the same time; zero: as many as the host's memory allows
 }
 
 // Maker makes sandboxes.
@@ -234,10 +235,11 @@ func (m *Maker) Prepare(ctx context.Context, tenant, name, digest string) error 
 	if err := checkTemplate(t); err != nil {
 		return err
 	}
-	p, err := m.poolFor(tenant, t)
+	p, done, err := m.poolFor(tenant, t)
 	if err != nil {
 		return err
 	}
+	defer done()
 	return p.prepare(ctx)
 }
 
@@ -286,24 +288,39 @@ func checkTemplate(t *template.Template) error {
 	return nil
 }
 
-func (m *Maker) poolFor(tenant string, t *template.Template) (*pool, error) {
-	p, err := m.poolNow(tenant, t)
-	if errors.Is(err, errManyPools) { // those without a sandbox make room
-		m.putAway()
-		p, err = m.poolNow(tenant, t)
+// poolFor finds or makes a pool, and closes idle pools if there are too many. The pool is not closed
+// before the caller calls done.
+func (m *Maker) poolFor(tenant string, t *template.Template) (p *pool, done func(), err error) {
+	for {
+		p, done, err = m.poolNow(tenant, t)
+		closed := false
+		switch {
+		case errors.Is(err, errTenantPools):
+			closed = m.closeIdle(func(p *pool) bool { return p.key.tenant == tenant })
+		case errors.Is(err, errManyPools):
+			closed = m.closeIdle(func(*pool) bool { return true })
+		}
+		if !closed {
+			return p, done, err
+		}
 	}
-	return p, err
 }
 
-var errManyPools = errors.New("too many pools")
+var (
+	errManyPools   = errors.New("too many pools")
+	errTenantPools = errors.New("too many pools of one tenant")
+)
 
-func (m *Maker) poolNow(tenant string, t *template.Template) (*pool, error) {
+func (m *Maker) poolNow(tenant string, t *template.Template) (p *pool, done func(), err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closing {
-		return nil, fault.New(fault.Unavailable, "the maker is shutting down")
+		return nil, nil, fault.New(fault.Unavailable, "the maker is shutting down")
 	}
-	return m.findPool(tenant, t)
+	if p, err = m.findPool(tenant, t); err != nil {
+		return nil, nil, err
+	}
+	return p, p.serve(), nil
 }
 
 // findPool finds or makes one. Called with m.mu.
@@ -315,8 +332,8 @@ func (m *Maker) findPool(tenant string, t *template.Template) (*pool, error) {
 	if p := m.pools[key]; p != nil {
 		return p, nil
 	}
-	if most := mostPools(); len(m.pools) >= most {
-		return nil, fault.Wrap(fault.Exhausted, errManyPools, "this host keeps templates ready for %d pairs of a tenant and a template, which is as many as its memory allows; try again later", most)
+	if err := m.checkPools(tenant); err != nil {
+		return nil, err
 	}
 	p := newPool(m, key, t)
 	if err := m.equipPool(p); err != nil {
@@ -349,20 +366,21 @@ func (m *Maker) equipPool(p *pool) (err error) {
 	return err
 }
 
-func (m *Maker) pool(key poolKey) (*pool, error) {
+// pool finds a pool that was prepared. The pool is not closed before the caller calls done.
+func (m *Maker) pool(key poolKey) (p *pool, done func(), err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.closing {
-		return nil, fault.New(fault.Unavailable, "the maker is shutting down")
+		return nil, nil, fault.New(fault.Unavailable, "the maker is shutting down")
 	}
-	p := m.pools[key]
+	p = m.pools[key]
 	if p == nil || p.removed {
-		return nil, fault.New(fault.NotFound, "template %s is not prepared for this tenant", key.digest)
+		return nil, nil, fault.New(fault.NotFound, "template %s is not prepared for this tenant", key.digest)
 	}
 	if m.spoilt[key.digest] {
-		return nil, errSpoilt(p.template.Name)
+		return nil, nil, errSpoilt(p.template.Name)
 	}
-	return p, nil
+	return p, p.serve(), nil
 }
 
 func (m *Maker) find(id string) (*live, error) {

@@ -39,7 +39,7 @@ type pool struct {
 	forks     int      // branches that somebody made at once, lately
 	forksOver *time.Timer
 	taken     time.Time // when somebody was last served
-	serving   int       // creates that are under way
+	serving   int       // requests that use the pool: creates, forks and preparations
 	zygotes   []*zygote // the newest last
 	nextZ     int
 	zygoteErr error         // why the last zygote did not start
@@ -258,11 +258,12 @@ func (p *pool) hasSpace() bool {
 	return false
 }
 
-// idle tells whether nobody is being served and it is ready to be: a pool that only lends its zygotes has no shells.
+// idle reports whether no request is using the pool. One that was given up while its zygote started
+// is idle too.
 func (p *pool) idle() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.serving == 0 && (p.started || len(p.zygotes) > 0)
+	return p.serving == 0
 }
 
 func (p *pool) lastUse() time.Time {
@@ -271,7 +272,7 @@ func (p *pool) lastUse() time.Time {
 	return p.taken
 }
 
-// serve counts a create that is under way, until the function it returns is called.
+// serve counts a request that uses the pool, until the request calls done.
 func (p *pool) serve() (done func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
