@@ -432,12 +432,12 @@ func TestFilesCount(t *testing.T) {
 // TestFilesCount_WhileUnpacked holds layers in the driver: what they may have is not given away twice.
 func TestFilesCount_WhileUnpacked(t *testing.T) {
 	p := newPlace(t)
-	const held = 3
+	const held = 2
 	names := make([]string, held+1)
 	for i := range names {
 		names[i] = p.push(t, fmt.Sprintf("held:%d", i), newImage(t, 1, 2000+i))
 	}
-	w := open(t, func(c *image.Config) { c.MaxTenantBytes, c.MaxFiles, c.MaxTenantFiles = 1<<40, 1000, 2500 })
+	w := open(t, func(c *image.Config) { c.MaxTenantBytes, c.MaxFiles, c.MaxTenantFiles = 1<<40, 1000, 1500 })
 	reached, release := make(chan int, held), make(chan struct{})
 	w.driver.onUnpack = func(_ context.Context, r sandbox.LayerRequest) error {
 		reached <- r.MaxFiles
@@ -450,8 +450,8 @@ func TestFilesCount_WhileUnpacked(t *testing.T) {
 		go func() { _, err := w.pull(acme, name); ended <- err }()
 		granted += <-reached
 	}
-	if granted != 2500 {
-		t.Errorf("layers in the driver may have %d files together, want the tenant's 2500", granted)
+	if granted != 1500 {
+		t.Errorf("layers in the driver may have %d files together, want the tenant's 1500", granted)
 	}
 	_, err := w.pull(acme, names[held])
 	wantKind(t, err, fault.Exhausted, "no room for the files")
@@ -461,4 +461,47 @@ func TestFilesCount_WhileUnpacked(t *testing.T) {
 	}
 	_, err = w.pull(acme, names[held])
 	must(t, err)
+}
+
+// TestUnpacks_OfOneTenant has layers of one tenant stay in the driver, which takes four at a time.
+func TestUnpacks_OfOneTenant(t *testing.T) {
+	p := newPlace(t)
+	w := open(t, func(c *image.Config) { c.Insecure = []string{p.host()} })
+	const share = 3
+	const pulls = share + 2
+	reached, release := make(chan string, pulls+1), make(chan struct{})
+	w.driver.onUnpack = func(_ context.Context, r sandbox.LayerRequest) error {
+		tenant, _, _ := strings.Cut(r.For, "/")
+		reached <- tenant
+		<-release
+		return nil
+	}
+	ended := make(chan error, pulls+1)
+	for i := range pulls {
+		name := p.push(t, fmt.Sprintf("many:%d", i), newImage(t, 1, 1000+i))
+		go func() { _, err := w.pull(acme, name); ended <- err }()
+	}
+	one := p.push(t, "one:1", newImage(t, 1, 2000))
+	for range share {
+		<-reached
+	}
+	go func() { _, err := w.pull(globex, one); ended <- err }()
+	select {
+	case tenant := <-reached:
+		if tenant != globex {
+			t.Errorf("one more layer of a tenant that has %d in the driver", share)
+		}
+	case err := <-ended:
+		t.Fatal(err)
+	case <-time.After(time.Minute):
+		t.Error("another tenant's layer waits")
+	}
+	time.Sleep(50 * time.Millisecond)
+	if n := len(reached); n > 0 {
+		t.Errorf("%d more layers reached the driver", n)
+	}
+	close(release)
+	for range cap(ended) {
+		must(t, <-ended)
+	}
 }

@@ -107,10 +107,20 @@ func (s *Service) known(ctx context.Context, tenant, diff string) (sandbox.Layer
 	return there[0], true, nil
 }
 
+// maxUnpacks is how many layers a tenant may have checked and unpacked at once: one fewer than the
+// maker unpacks on a host, so that another tenant's next layer does not wait.
+const maxUnpacks = 3
+
 // take unpacks a layer that the tenant has the bytes of and notes that it has had them. The bytes are looked at here before: a
 // manifest can claim that any blob is any layer, so that a tenant with a wrong one would get another's; and what unpacks
 // them is not believed what they are, since they may have taken it over.
 func (s *Service) take(ctx context.Context, tenant, what string, l layer, blob *os.File) (sandbox.Layer, error) {
+	// The place comes before the lock, so that a layer that waits for its tenant's turn delays no other tenant.
+	leave, err := s.place(ctx, "unpacks of "+tenant, maxUnpacks)
+	if err != nil {
+		return sandbox.Layer{}, err
+	}
+	defer leave()
 	free, err := s.lock(ctx, "layer "+l.diff)
 	if err != nil {
 		return sandbox.Layer{}, err
