@@ -71,6 +71,20 @@ func TestNetwork_CeilingBesideDefault(t *testing.T) {
 	}
 }
 
+func TestNetwork_ForkOfForbidden(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		private := map[string][]netip.Prefix{acme.Tenant: {netip.MustParsePrefix("10.77.0.0/16")}}
+		w := newWorld(t, sandbox.Config{Networks: policy.Rules{Private: private}})
+		id := w.create(sandbox.Spec{Network: listOf("10.77.0.2/32")}).ID
+		delete(private, acme.Tenant) // the rules of the running server
+		_, err := w.Fork(t.Context(), acme, id, sandbox.ForkSpec{Count: 1})
+		if !fault.Is(err, fault.Invalid) || !strings.Contains(fault.Message(err), "network.private") {
+			t.Errorf("got %v", err)
+		}
+		w.wantUnforked(id, 0)
+	})
+}
+
 func TestNetwork_NarrowedAtRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, sandbox.Config{Networks: policy.Rules{Private: map[string][]netip.Prefix{policy.EveryTenant: {netip.MustParsePrefix("10.0.0.0/8")}}}})
