@@ -47,7 +47,8 @@ func (a *API) opens(tenant string) func(netip.Prefix) bool {
 	return func(p netip.Prefix) bool { return a.cfg.Networks.Opens(p, tenant) }
 }
 
-// addPeer opens a block of addresses, unless it is none that is open to sandboxes.
+// addPeer opens a block of addresses without its exceptions. It opens nothing if sandboxes may not
+// reach the block, or if an exception cannot be read.
 func addPeer(n *policy.Network, block fields, opens func(netip.Prefix) bool) (exact bool) {
 	p, err := netip.ParsePrefix(text(block, "cidr"))
 	if err != nil { // other Pods, of which there are none
@@ -57,6 +58,10 @@ func addPeer(n *policy.Network, block fields, opens func(netip.Prefix) bool) (ex
 		return p.Bits() == 0
 	}
 	p = p.Masked()
+	deny, ok := exceptions(block)
+	if !ok {
+		return false
+	}
 	switch {
 	case p.Bits() == 0:
 		n.Mode = policy.Internet
@@ -68,13 +73,23 @@ func addPeer(n *policy.Network, block fields, opens func(netip.Prefix) bool) (ex
 	if p.Bits() > 0 {
 		n.Allow = append(n.Allow, p)
 	}
-	for _, v := range list(block, "except") {
-		s, _ := v.(string)
-		except, err := netip.ParsePrefix(s)
-		if err != nil || !except.Addr().Is4() {
-			return false
-		}
-		n.Deny = append(n.Deny, except.Masked())
-	}
+	n.Deny = append(n.Deny, deny...)
 	return true
+}
+
+// exceptions reads the exceptions of an IPv4 block. It reports false if one of them cannot be read.
+func exceptions(block fields) (all []netip.Prefix, ok bool) {
+	given, ok := block["except"].([]any)
+	if !ok {
+		return nil, block["except"] == nil
+	}
+	for _, v := range given {
+		s, _ := v.(string)
+		p, err := netip.ParsePrefix(s)
+		if err != nil || !p.Addr().Is4() {
+			return nil, false
+		}
+		all = append(all, p.Masked())
+	}
+	return all, true
 }

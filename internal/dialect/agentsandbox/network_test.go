@@ -29,6 +29,12 @@ func TestATemplateSaysWhatMayLeave(t *testing.T) {
 		"a-block":       {`"networkPolicy":{"egress":[{"to":[{"ipBlock":{"cidr":"198.51.100.9/24","except":["198.51.100.7/32"]}}]}]},`, policy.Network{Mode: policy.List, Allow: []netip.Prefix{public}, Deny: []netip.Prefix{except}}, false},
 		"a-private-one": {`"networkPolicy":{"egress":[{"to":[{"ipBlock":{"cidr":"10.0.0.0/8"}}]}]},`, none, true},
 		"around-it":     {`"networkPolicy":{"egress":[{"to":[{"ipBlock":{"cidr":"0.0.0.0/1"}}]}]},`, none, true},
+		"no-exception":  {`"networkPolicy":{"egress":[{"to":[{"ipBlock":{"cidr":"0.0.0.0/0","except":["198.51.100.7/33"]}}]}]},`, none, true},
+		"no-prefix":     {`"networkPolicy":{"egress":[{"to":[{"ipBlock":{"cidr":"198.51.100.0/24","except":["198.51.100.7"]}}]}]},`, none, true},
+		"no-list":       {`"networkPolicy":{"egress":[{"to":[{"ipBlock":{"cidr":"198.51.100.0/24","except":"198.51.100.7/32"}}]}]},`, none, true},
+		"second-is-bad": {`"networkPolicy":{"egress":[{"to":[{"ipBlock":{"cidr":"198.51.100.0/24","except":["198.51.100.7/32",7]}}]}]},`, none, true},
+		"of-another-ip": {`"networkPolicy":{"egress":[{"to":[{"ipBlock":{"cidr":"198.51.100.0/24","except":["2001:db8::/32"]}}]}]},`, none, true},
+		"one-block-bad": {`"networkPolicy":{"egress":[{"to":[{"ipBlock":{"cidr":"192.0.2.0/24","except":["x"]}},{"ipBlock":{"cidr":"198.51.100.0/24"}}]}]},`, policy.Network{Mode: policy.List, Allow: []netip.Prefix{public}}, true},
 		"pods":          {`"networkPolicy":{"egress":[{"to":[{"podSelector":{}}]}]},`, none, true},
 		"a-port":        {`"networkPolicy":{"egress":[{"ports":[{"port":443}]}]},`, none, true},
 	} {
