@@ -59,16 +59,59 @@ func TestPlainHTTP_OfOtherMachines(t *testing.T) {
 	}
 }
 
+// A health check that names a sandbox must not reach the program in it.
+func TestPlainHTTP_HealthOfSandboxes(t *testing.T) {
+	outer := outerAddress(t)
+	cfg := testConfig(t)
+	cfg.Listen = "0.0.0.0:0"
+	s, err := app.Start(t.Context(), cfg, quiet, func(string) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for name, c := range map[string]struct {
+		method, host string
+		headers      []string
+		status       int
+	}{
+		"the server's own": {"GET", "", nil, 200},
+		"by POST":          {"POST", "", nil, 403},
+		"by host":          {"GET", "8000-sb1.localhost", nil, 403},
+		"by host and POST": {"POST", "8000-sb1.localhost", nil, 403},
+		"by headers":       {"GET", "", []string{"E2b-Sandbox-Id", "sb1", "E2b-Sandbox-Port", "8000"}, 403},
+	} {
+		for _, path := range []string{"/healthz", "/readyz"} {
+			r, err := http.NewRequestWithContext(t.Context(), c.method, s.URL+path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Host = c.host
+			for i := 0; i < len(c.headers); i += 2 {
+				r.Header.Set(c.headers[i], c.headers[i+1])
+			}
+			if code, body := sendFrom(t, outer.String(), r); code != c.status {
+				t.Errorf("%s, %s: %d %s, want %d", name, path, code, body, c.status)
+			}
+		}
+	}
+}
+
 func askFrom(t *testing.T, address, at, key string) (status int, body string) {
 	t.Helper()
-	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
-	transport := &http.Transport{DialContext: dialer.DialContext}
-	defer transport.CloseIdleConnections()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	req.Header.Set("X-API-Key", key)
+	return sendFrom(t, address, req)
+}
+
+// sendFrom sends a request from an address of this machine.
+func sendFrom(t *testing.T, address string, req *http.Request) (status int, body string) {
+	t.Helper()
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+	transport := &http.Transport{DialContext: dialer.DialContext}
+	defer transport.CloseIdleConnections()
 	resp, err := (&http.Client{Transport: transport}).Do(req)
 	if err != nil {
 		t.Fatal(err)

@@ -123,8 +123,8 @@ func New(cfg Config) *Gateway {
 		)
 	}
 	g.table = append(g.table,
-		entry{"/healthz", exactly("/healthz"), http.HandlerFunc(healthy)},
-		entry{"/readyz", exactly("/readyz"), http.HandlerFunc(g.ready)},
+		entry{pathHealth, exactly(pathHealth), http.HandlerFunc(healthy)},
+		entry{pathReady, exactly(pathReady), http.HandlerFunc(g.ready)},
 		entry{"/metrics", exactly("/metrics"), cfg.Metrics},
 	)
 	if cfg.Else != nil {
@@ -169,6 +169,10 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer seen.leave()
 	defer g.logAccess(seen, r, id, begun)
 	defer g.survive(seen, r, id)
+	if g.insecure(r) {
+		refuseInsecure(seen)
+		return
+	}
 	if no := g.admit(r); no != "" {
 		refuseGuest(seen, no)
 		return
@@ -277,9 +281,15 @@ func (g *Gateway) signed(r *http.Request) bool {
 	return g.cfg.Signed != "" && strings.HasPrefix(r.URL.Path, g.cfg.Signed)
 }
 
+// The paths of health and readiness.
+const (
+	pathHealth = "/healthz"
+	pathReady  = "/readyz"
+)
+
 // own are the server's own pages, which ask nobody for a key.
 func own(path string) bool {
-	return path == "/health" || path == "/healthz" || path == "/readyz" || path == "/metrics"
+	return path == "/health" || path == pathHealth || path == pathReady || path == "/metrics"
 }
 
 // refuseGuest says it in the words of every dialect.

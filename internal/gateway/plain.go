@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"net"
 	"net/http"
 	"net/netip"
@@ -11,11 +12,17 @@ const plainRefused = "this server takes plain HTTP from its own machine only, si
 	"use https, or have the operator name a TLS proxy in server.trusted_proxies or set server.insecure_http = true"
 
 // PlainHTTP refuses requests that come to a listener without TLS from other machines, except from
-// trusted proxies. /healthz and /readyz are answered: they need no key and tell no secret.
+// trusted proxies and for the server's own health and readiness, which need no key and tell no
+// secret. next must be a Gateway, or a Startup that hands over to one: the Gateway alone knows
+// whether a request for /readyz goes to a sandbox instead, by its host or a header.
 func PlainHTTP(next http.Handler, trusted []netip.Prefix) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/healthz" || r.URL.Path == "/readyz" || sameMachine(r) || trustedPeer(r, trusted) {
+		if sameMachine(r) || trustedPeer(r, trusted) {
 			next.ServeHTTP(w, r)
+			return
+		}
+		if isProbe(r) {
+			next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), probeOnly{}, true)))
 			return
 		}
 		w.Header().Set("X-Request-Id", requestID(r.Header.Get("X-Request-Id")))
@@ -23,6 +30,28 @@ func PlainHTTP(next http.Handler, trusted []netip.Prefix) http.Handler {
 		defer seen.leave()
 		refuseInsecure(seen)
 	})
+}
+
+// probeOnly is the context key of requests that the gateway answers itself or refuses.
+type probeOnly struct{}
+
+// isProbe reports whether a request has the method and the path of a health check.
+func isProbe(r *http.Request) bool {
+	return (r.Method == http.MethodGet || r.Method == http.MethodHead) &&
+		(r.URL.Path == pathHealth || r.URL.Path == pathReady)
+}
+
+// insecure reports whether a request that PlainHTTP let through as a health check would be answered
+// by something other than the gateway.
+func (g *Gateway) insecure(r *http.Request) bool {
+	if r.Context().Value(probeOnly{}) == nil {
+		return false
+	}
+	if g.cfg.Elsewhere != nil && g.cfg.Elsewhere(r) != nil {
+		return true
+	}
+	first := slices.IndexFunc(g.table, func(e entry) bool { return e.matches(r) })
+	return first < 0 || g.table[first].name != r.URL.Path
 }
 
 // sameMachine tells whether both ends of the connection have one address, or the peer has a loopback

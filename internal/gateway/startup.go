@@ -49,13 +49,13 @@ func (s *Startup) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Startup) answer(w http.ResponseWriter, r *http.Request) {
-	if r.URL.Path == "/healthz" {
+	if r.URL.Path == pathHealth {
 		healthy(w, r)
 		return
 	}
 	reason := *s.reason.Load()
 	w.Header().Set("Retry-After", strconv.Itoa(startRetry))
-	if r.URL.Path == "/readyz" {
+	if r.URL.Path == pathReady {
 		tell(w, http.StatusServiceUnavailable, notReady{readiness{Status: statusStarting, Checks: map[string]string{}}, unavailable(reason)})
 		return
 	}
