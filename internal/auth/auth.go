@@ -37,7 +37,10 @@ func (Secret) MarshalText() ([]byte, error) { return []byte(dots), nil }
 func (Secret) LogValue() slog.Value { return slog.StringValue(dots) }
 
 // keyPrefix and the 40 hex digits after it are the form that the E2B SDKs check before they send a key.
-const keyPrefix = "e2b_"
+const (
+	keyPrefix = "e2b_"
+	keyDigits = 40
+)
 
 // keyForm takes a key without its prefix too: clients that do not look at keys may be given the digits alone.
 var keyForm = regexp.MustCompile(`^(?:e2b_)?([0-9a-f]{40})$`)

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -360,4 +361,103 @@ func TestCache_WhileTheStoreIsAway(t *testing.T) {
 			t.Error("let in")
 		}
 	})
+}
+
+func TestKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		keys, store := newKeys(t)
+		secret, record := create(t, keys, "acme", false)
+		ours, other := strings.TrimPrefix(string(secret), "e2b_"), strings.Repeat("0c", 20)
+		for range 10 {
+			if !keys.Known(t.Context(), ours) || keys.Known(t.Context(), other) {
+				t.Fatal("keys and other texts are not told apart")
+			}
+		}
+		if store.lookups != 2 {
+			t.Errorf("the store was asked %d times for 2 texts", store.lookups)
+		}
+		if err := keys.Admit(t.Context(), auth.Secret("e2b_"+other), "acme", "chosen"); err != nil {
+			t.Fatal(err)
+		}
+		if !keys.Known(t.Context(), other) {
+			t.Error("a new key is not known because it was asked for before")
+		}
+		if err := keys.Revoke(t.Context(), "acme", record.ID); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * time.Minute)
+		if !keys.Known(t.Context(), ours) {
+			t.Error("a revoked key is not known")
+		}
+		guest, err := keys.Guests("acme")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !keys.Known(t.Context(), strings.TrimPrefix(string(guest), "e2b_")) {
+			t.Error("the guests' key is not known")
+		}
+		store.away = fault.New(fault.Unavailable, "away")
+		if !keys.Known(t.Context(), strings.Repeat("0d", 20)) {
+			t.Error("a text that cannot be looked up passes for no key")
+		}
+	})
+}
+
+func TestKnown_IsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		keys, store := newKeys(t)
+		var at, most int
+		var mu sync.Mutex
+		count := func(change int) {
+			mu.Lock()
+			defer mu.Unlock()
+			at += change
+			most = max(most, at)
+		}
+		store.after = func() {
+			count(1)
+			time.Sleep(time.Minute)
+			count(-1)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		var wait sync.WaitGroup
+		for i := range 50 {
+			wait.Go(func() {
+				if !keys.Known(ctx, fmt.Sprintf("%040x", i)) && ctx.Err() == nil {
+					t.Error("a text passes for no key before it was looked up")
+				}
+			})
+		}
+		wait.Wait()
+		if most != 4 {
+			t.Errorf("%d lookups at a time, want 4", most)
+		}
+	})
+}
+
+func TestLookalikes(t *testing.T) {
+	key := strings.Repeat("0a", 20)
+	for text, want := range map[string][]string{
+		"": nil, key: {key}, "x" + key + "y": {key}, "e2b_" + key: {key}, key + "," + key: {key, key},
+		key + "0": nil, key[1:]: nil, strings.ToUpper(key): nil, key + key[:24]: nil,
+	} {
+		if got := slices.Collect(auth.Lookalikes(text)); !slices.Equal(got, want) {
+			t.Errorf("%q: %q", text, got)
+		}
+	}
+}
+
+func TestReadings(t *testing.T) {
+	for text, want := range map[string][]string{
+		"a b": {"a b"}, "50%": {"50%"}, "%zz%41": {"%zz%41", "%zzA"}, "%2541": {"%2541", "%41", "A"},
+		"Basic YTpi":                {"Basic YTpi", "a:b"},
+		"x, basic+YTpi; Basic Yw":   {"x, basic+YTpi; Basic Yw", "a:b", "c"},
+		"auth=Basic%20fn5-%3D%3D":   {"auth=Basic%20fn5-%3D%3D", "auth=Basic fn5-==", "~~~"},
+		"basically nothing of ours": {"basically nothing of ours"},
+	} {
+		if got := auth.Readings(text); !slices.Equal(got, want) {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+	}
 }

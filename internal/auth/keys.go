@@ -42,6 +42,10 @@ const (
 
 const maxCached = 4096
 
+// maxAsking is how many lookups of Known the store gets at a time. Requests to public ports need no
+// key, so they must not take the database from others.
+const maxAsking = 4
+
 // Keys makes, checks and revokes keys.
 type Keys struct {
 	store KeyStore
@@ -51,6 +55,14 @@ type Keys struct {
 	mu     sync.Mutex
 	cache  map[string]cached // by hash
 	revoke int               // counts revocations: what was read before one is not cached after it
+	known  map[string]verdict
+	asking chan struct{} // limits the lookups of Known
+}
+
+// verdict is what Known has found for a hash.
+type verdict struct {
+	known bool
+	until time.Time
 }
 
 type cached struct {
@@ -61,7 +73,9 @@ type cached struct {
 
 // NewKeys keeps its records in store.
 func NewKeys(store KeyStore) *Keys {
-	return &Keys{store: store, cache: map[string]cached{}}
+	return &Keys{
+		store: store, cache: map[string]cached{}, known: map[string]verdict{}, asking: make(chan struct{}, maxAsking),
+	}
 }
 
 // Guests makes a key that is good for the life of this process: whoever lets people in without a key shows it for them. It
@@ -168,6 +182,40 @@ func (k *Keys) extend(hash string) (KeyRecord, bool) {
 	return hit.record, true
 }
 
+// Known reports whether digits are those of a key in the store, revoked or not, or of the guests' key.
+// It authenticates no caller: it is for hiding keys. So it also reports true if the store fails or
+// ctx ends first.
+func (k *Keys) Known(ctx context.Context, digits string) bool {
+	hash := HashKey(Secret(keyPrefix + digits))
+	if k.guest != "" && Same(hash, k.guest) {
+		return true
+	}
+	k.mu.Lock()
+	_, good := k.cache[hash]
+	last, asked := k.known[hash]
+	k.mu.Unlock()
+	if good || asked && time.Now().Before(last.until) {
+		return good || last.known
+	}
+	select {
+	case k.asking <- struct{}{}:
+	case <-ctx.Done():
+		return true
+	}
+	_, err := k.store.KeyByHash(ctx, hash)
+	<-k.asking
+	if err != nil && !fault.Is(err, fault.NotFound) {
+		return true
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.known) >= maxCached {
+		clear(k.known)
+	}
+	k.known[hash] = verdict{err == nil, time.Now().Add(cacheFor)}
+	return err == nil
+}
+
 // forget takes a key out of the cache that the store knows as not good.
 func (k *Keys) forget(hash string) {
 	k.mu.Lock()
@@ -233,6 +281,9 @@ func (k *Keys) insert(ctx context.Context, key Secret, tenant, name string, admi
 	if err := k.store.InsertKey(ctx, record); err != nil {
 		return KeyRecord{}, fmt.Errorf("store key: %w", err)
 	}
+	k.mu.Lock()
+	delete(k.known, record.Hash) // an operator's key may have been asked for before it was made
+	k.mu.Unlock()
 	return record, nil
 }
 
