@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,7 +25,8 @@ func header(name, scheme string) carrier {
 	return carrier{strings.TrimSpace(name + " " + scheme), func(r *http.Request, key string) { r.Header.Add(name, scheme+key) }}
 }
 
-func carriers() []carrier {
+// carriers lists the places of a key, and those of the URL of a tenant's router.
+func carriers(routerPath string) []carrier {
 	all := []carrier{
 		header("X-Api-Key", ""), header("Authorization", "Bearer "), header("Authorization", "bearer  "), header("Authorization", ""),
 		header("X-Access-Token", ""), header("Cookie", "api_key="), header("Cookie", "x-api-key="),
@@ -35,7 +37,27 @@ func carriers() []carrier {
 	for _, name := range auth.OwnHeaders {
 		all = append(all, header(name, ""))
 	}
-	for _, name := range []string{"api_key", "access_token", "x-api-key", "X-API-Key", "open-sandbox-api-key"} {
+	for _, name := range []string{"X-Auth-Token", "Api-Key", "Token", "Sec-Websocket-Protocol"} {
+		all = append(all, header(name, ""))
+	}
+	all = append(all,
+		header("Cookie", "token="), header("Cookie", "E2B_API_KEY="), header("Referer", "http://a.test/x?api_key="),
+		header("Referer", "http://a.test/x?next=%2Fy%3Fapi_key%3D"), header("Sec-Websocket-Protocol", "chat, "),
+		carrier{"X-Auth Basic", func(r *http.Request, key string) {
+			r.Header.Set("X-Auth", "Basic "+base64.StdEncoding.EncodeToString([]byte("x:"+key)))
+		}},
+		carrier{"X-Copy of a header for the proxy alone", func(r *http.Request, key string) {
+			r.Header.Add("Connection", "X-Api-Key")
+			r.Header.Set("X-Api-Key", key)
+			r.Header.Set("X-Copy", key)
+		}},
+	)
+	for _, name := range []string{"X-Forwarded-Prefix", "X-Replaced-Path", "Referer"} {
+		all = append(all, carrier{name + " with the router's URL", func(r *http.Request, _ string) { r.Header.Set(name, routerPath+"/x") }})
+	}
+	for _, name := range []string{
+		"api_key", "access_token", "x-api-key", "X-API-Key", "open-sandbox-api-key", "token", "key", "access-token", "E2B_API_KEY",
+	} {
 		all = append(all, carrier{"query " + name, func(r *http.Request, key string) { r.URL.RawQuery += "&" + name + "=" + key }})
 	}
 	return all
@@ -112,14 +134,14 @@ func TestCarriers_NoKeyReachesAPort(t *testing.T) {
 	server := e2bServer{s, http.DefaultClient}
 	for name, way := range server.ways(t, k, digits, port) {
 		t.Run(name, func(t *testing.T) {
-			for _, c := range carriers() {
+			for _, c := range carriers(k.access.RouterPath) {
 				for _, key := range []string{"e2b_" + digits, digits} {
 					for _, upgrade := range []bool{false, true} {
 						got := visit(t, s.URL, way, c, key, upgrade, heard)
-						if !strings.Contains(got, "X-Mine:[kept]") || !strings.Contains(got, "mine=kept") {
+						if !strings.Contains(got, "X-Mine:["+noKey+"]") || !strings.Contains(got, "mine="+noKey) {
 							t.Errorf("%s, upgrade %v: the port heard %s", c.name, upgrade, got)
 						}
-						if strings.Contains(got, digits) {
+						if leaks(got, digits, k.access.RouterPath) {
 							t.Errorf("%s, upgrade %v: the key %.8s… reached the sandbox: %s", c.name, upgrade, key, got)
 						}
 					}
@@ -129,15 +151,25 @@ func TestCarriers_NoKeyReachesAPort(t *testing.T) {
 	}
 }
 
+// noKey looks like a key, as the hash of a commit does.
+const noKey = "0123456789abcdef0123456789abcdef01234567"
+
+// leaks reports whether a text holds a key or the secret of a router's URL, also as scheme Basic.
+func leaks(text, digits, routerPath string) bool {
+	return slices.ContainsFunc(auth.Readings(text), func(reading string) bool {
+		return strings.Contains(reading, digits) || strings.Contains(reading, routerPath)
+	})
+}
+
 // visit sends one request and returns what the port heard of it.
 func visit(t *testing.T, url string, way way, c carrier, key string, upgrade bool, heard <-chan string) string {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), "GET", url+way.path+"?mine=kept", nil)
+	r, err := http.NewRequestWithContext(t.Context(), "GET", url+way.path+"?mine="+noKey, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.Host = way.host
-	r.Header.Set("X-Mine", "kept")
+	r.Header.Set("X-Mine", noKey)
 	for i := 0; i < len(way.headers); i += 2 {
 		r.Header.Set(way.headers[i], way.headers[i+1])
 	}

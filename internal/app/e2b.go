@@ -86,7 +86,7 @@ func (s *Server) openE2B(store *sqlstore.Store, m domain, keys *auth.Keys, t tem
 	tokens := target.NewTokens(secret)
 	files := envd.New(m, tokens, s.log)
 	s.undo.add("close envd", func() error { files.Close(); return nil })
-	inside := edge.New(edge.Config{Domain: s.cfg.TLS.Domain, Tokens: tokens, Lines: control.Log}, m, files, interpreter.New(m, s.log), s.log)
+	inside := edge.New(edge.Config{Domain: s.cfg.TLS.Domain, Tokens: tokens, Keys: keys, Lines: control.Log}, m, files, interpreter.New(m, s.log), s.log)
 	s.undo.add("close connections to ports", inside.Close)
 	return e2bParts{control, inside}, nil
 }

@@ -51,6 +51,7 @@ type Sandboxes interface {
 
 // Keys is what the dialect asks of authentication.
 type Keys interface {
+	rawport.Keys
 	Authenticate(ctx context.Context, presented string) (auth.Principal, error)
 }
 
@@ -136,7 +137,7 @@ func New(cfg Config, s Sandboxes, k Keys, i Images, d Documents, execd, egress h
 		log: log, failed: func(context.Context, error) {}, mux: http.NewServeMux(),
 		creations: newCreations(cfg.Retention), mains: newMains(), renewals: newRenewals(), shots: newShots(), tenants: newTenants(), life: life, cancel: cancel,
 	}
-	a.raw = rawport.New(rawport.Config{RetryFor: cfg.RetryFor, Refuse: a.rawFailed}, s, log)
+	a.raw = rawport.New(rawport.Config{RetryFor: cfg.RetryFor, Keys: k, Refuse: a.rawFailed}, s, log)
 	for _, r := range routes {
 		a.mux.HandleFunc(r.pattern, a.serve(r))
 	}

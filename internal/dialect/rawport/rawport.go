@@ -53,6 +53,8 @@ type Config struct {
 	// Strip takes out of a request what is between the caller and the dialect, other than keys and tokens: those the proxy
 	// takes out itself, the same for every dialect. Nil: nothing.
 	Strip func(http.Header)
+	// Keys tells keys from other texts of 40 hex digits. Nil: all such texts are removed.
+	Keys Keys
 	// Refuse answers for a port that did not; a ClosedError is one that could not be reached.
 	Refuse func(http.ResponseWriter, *http.Request, Visit, error)
 }
@@ -158,7 +160,7 @@ func (p *Proxy) rewrite(r *httputil.ProxyRequest) {
 	if p.cfg.Strip != nil {
 		p.cfg.Strip(r.Out.Header)
 	}
-	StripCredentials(r.Out)
+	StripCredentials(r.In, r.Out, p.cfg.Keys)
 }
 
 // dial connects to a port, and waits a moment for one that is about to open.

@@ -1,64 +1,145 @@
 package rawport
 
 import (
+	"context"
+	"maps"
 	"net/http"
 	"net/url"
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/covehq/cove/internal/auth"
 )
 
 // What runs behind a port may be hostile: it learns nothing that would let it act for its caller.
 
-// StripCredentials removes this server's keys and tokens from a request before it goes to a sandbox's
-// port:
+// Keys knows which texts are keys of this server.
+type Keys interface {
+	// Known reports whether 40 hex digits are those of a key, or cannot be looked up before ctx ends.
+	Known(ctx context.Context, digits string) bool
+}
+
+const (
+	// maxLookups is how many texts of one request are looked up. Values with further ones are removed.
+	maxLookups = 8
+	// lookupTimeout is how long a request waits for all of its lookups.
+	lookupTimeout = time.Second
+)
+
+// StripCredentials removes this server's keys and tokens from out before it goes to a sandbox's port.
+// in is the request as it came. It removes:
 //
 //   - headers that carry only those, and our cookies
 //   - values in their form, from headers and parameters that also carry keys of other services
-//   - the caller's own key, and any key with our prefix, in every header and in the query
-func StripCredentials(r *http.Request) {
-	shown := presented(r)
+//   - from all headers, cookies and the query: the caller's own key, any key with our prefix, any text
+//     that keys knows, and paths that hold a secret
+//
+// Without keys, each text that looks like a key is removed.
+func StripCredentials(in, out *http.Request, keys Keys) {
 	for _, name := range auth.OwnHeaders {
-		r.Header.Del(name)
+		out.Header.Del(name)
 	}
 	for _, name := range auth.SharedHeaders {
-		without(r.Header, name, func(v string) bool { return len(auth.Digits(v)) > 0 })
+		without(out.Header, name, func(v string) bool { return len(auth.Digits(v)) > 0 })
 	}
-	stripPaths(r.Header)
-	stripCookies(r.Header, shown)
-	stripProtocols(r.Header, shown)
-	for name := range r.Header {
-		without(r.Header, name, shown.in)
+	s := secrets{shown: presented(in)}
+	s.lookUp(out, keys)
+	stripCookies(out.Header, s)
+	stripProtocols(out.Header, s)
+	for name := range out.Header {
+		without(out.Header, name, s.in)
 	}
-	r.URL.RawQuery = stripQuery(r.URL.RawQuery, shown)
+	out.URL.RawQuery = stripQuery(out.URL.RawQuery, s)
 }
 
-// secrets are the digits of keys and tokens that a caller shows.
-type secrets []string
+// secrets tells texts that hold a key or a token from others.
+type secrets struct {
+	shown   []string // digits of the keys and tokens that the caller shows
+	cleared []string // texts that look like keys and are none
+}
+
+// maxShown is how many keys and tokens of one request are remembered: a client shows one or two.
+const maxShown = 16
 
 // presented finds the keys and tokens of a request, where carriers have them.
-func presented(r *http.Request) secrets {
-	var found secrets
+func presented(r *http.Request) []string {
+	var found []string
+	add := func(value string) {
+		for _, digits := range auth.Digits(value) {
+			if len(found) < maxShown && !slices.Contains(found, digits) {
+				found = append(found, digits)
+			}
+		}
+	}
 	for _, names := range [][]string{auth.OwnHeaders, auth.SharedHeaders} {
 		for _, name := range names {
 			for _, value := range r.Header[name] {
-				found = append(found, auth.Digits(value)...)
+				add(value)
 			}
 		}
 	}
 	for pair := range strings.SplitSeq(r.URL.RawQuery, "&") {
 		if name, value := parameter(pair); auth.Carries(name) {
-			found = append(found, auth.Digits(value)...)
+			add(value)
 		}
 	}
 	return found
 }
 
-// in reports whether a text holds one of the secrets, or any key with its prefix.
-func (s secrets) in(text string) bool {
-	return auth.HasKey(text) || slices.ContainsFunc(s, func(secret string) bool { return strings.Contains(text, secret) })
+// lookUp asks keys about the texts of a request that look like a key, and clears those that are none.
+func (s *secrets) lookUp(r *http.Request, keys Keys) {
+	texts := s.lookalikes(r)
+	if len(texts) == 0 || keys == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), lookupTimeout)
+	defer cancel()
+	for _, text := range texts {
+		if !keys.Known(ctx, text) {
+			s.cleared = append(s.cleared, text)
+		}
+	}
+}
+
+// lookalikes returns the first texts of a request that look like a key and were not shown as one: of
+// the query first, then of the headers by name.
+func (s *secrets) lookalikes(r *http.Request) []string {
+	var found []string
+	add := func(value string) {
+		for _, text := range auth.Readings(value) {
+			for digits := range auth.Lookalikes(text) {
+				if len(found) < maxLookups && !slices.Contains(found, digits) && !slices.Contains(s.shown, digits) {
+					found = append(found, digits)
+				}
+			}
+		}
+	}
+	add(r.URL.RawQuery)
+	for _, name := range slices.Sorted(maps.Keys(r.Header)) {
+		for _, value := range r.Header[name] {
+			add(value)
+		}
+	}
+	return found
+}
+
+// in reports whether a text holds a key or a token, also escaped or as scheme Basic.
+func (s *secrets) in(text string) bool {
+	return slices.ContainsFunc(auth.Readings(text), s.plainlyIn)
+}
+
+func (s *secrets) plainlyIn(text string) bool {
+	if auth.HasKey(text) || hasSecretPath(text) {
+		return true
+	}
+	for digits := range auth.Lookalikes(text) {
+		if !slices.Contains(s.cleared, digits) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(s.shown, func(secret string) bool { return strings.Contains(text, secret) })
 }
 
 // parameter reads one pair of a query; what cannot be read stays as it is.
@@ -74,10 +155,10 @@ func parameter(pair string) (name, value string) {
 }
 
 // stripQuery leaves a query that carries nothing of ours exactly as it came.
-func stripQuery(raw string, shown secrets) string {
+func stripQuery(raw string, s secrets) string {
 	ours := func(pair string) bool {
 		name, value := parameter(pair)
-		return shown.in(pair) || shown.in(name) || shown.in(value) || auth.Carries(name) && len(auth.Digits(value)) > 0
+		return s.in(pair) || auth.Carries(name) && len(auth.Digits(value)) > 0
 	}
 	pairs := strings.Split(raw, "&")
 	if !slices.ContainsFunc(pairs, ours) {
@@ -86,32 +167,25 @@ func stripQuery(raw string, shown secrets) string {
 	return strings.Join(slices.DeleteFunc(pairs, ours), "&")
 }
 
-// secretPath is the path of a page that was reached by a secret in it: a signed endpoint or a tenant's router URL.
-var secretPath = regexp.MustCompile(`/sandboxes/[^/]*~|/agents/`)
+// secretPath is the path of a page that was reached by a secret in it: a signed endpoint or a tenant's
+// router URL. Browsers and proxies put it into Referer, X-Forwarded-Prefix and many other headers.
+var secretPath = regexp.MustCompile(`/sandboxes/[^/?\s]*~|/agents/[a-z0-9-]+\.[0-9a-f]{8}`)
 
-// pathHeaders hold the path by which a request came: browsers and proxies in front of the server add
-// them.
-var pathHeaders = []string{
-	"Referer", "X-Original-Url", "X-Original-Uri", "X-Original-Path", "X-Forwarded-Uri", "X-Forwarded-Path", "X-Forwarded-Url",
-	"X-Rewrite-Url", "X-Request-Uri", "X-Envoy-Original-Path",
-}
-
-func stripPaths(h http.Header) {
-	for _, name := range pathHeaders {
-		without(h, name, secretPath.MatchString)
-	}
+func hasSecretPath(text string) bool {
+	return (strings.Contains(text, "/agents/") || strings.Contains(text, "/sandboxes/")) &&
+		secretPath.MatchString(text)
 }
 
 // stripProtocols takes keys out of the subprotocols of a WebSocket, of which others may be needed.
-func stripProtocols(h http.Header, shown secrets) {
+func stripProtocols(h http.Header, s secrets) {
 	const name = "Sec-Websocket-Protocol"
-	if !slices.ContainsFunc(h[name], shown.in) {
+	if !slices.ContainsFunc(h[name], s.in) {
 		return
 	}
 	var kept []string
 	for _, line := range h[name] {
 		for protocol := range strings.SplitSeq(line, ",") {
-			if protocol = strings.TrimSpace(protocol); protocol != "" && !shown.in(protocol) {
+			if protocol = strings.TrimSpace(protocol); protocol != "" && !s.in(protocol) {
 				kept = append(kept, protocol)
 			}
 		}
@@ -135,13 +209,13 @@ func without(h http.Header, name string, ours func(string) bool) {
 	h[name] = kept
 }
 
-func stripCookies(h http.Header, shown secrets) {
+func stripCookies(h http.Header, s secrets) {
 	var kept []string
 	for _, line := range h.Values("Cookie") {
 		for pair := range strings.SplitSeq(line, ";") {
 			name, value, _ := strings.Cut(pair, "=")
 			name = strings.TrimSpace(name)
-			ours := ourCookie(name) || shown.in(value) || auth.Carries(name) && len(auth.Digits(value)) > 0
+			ours := ourCookie(name) || s.in(pair) || auth.Carries(name) && len(auth.Digits(value)) > 0
 			if pair = strings.TrimSpace(pair); pair != "" && !ours {
 				kept = append(kept, pair)
 			}

@@ -27,6 +27,7 @@ type Names interface {
 
 // Keys turns a presented key into its owner.
 type Keys interface {
+	rawport.Keys
 	Authenticate(ctx context.Context, presented string) (auth.Principal, error)
 }
 
@@ -67,7 +68,7 @@ type Router struct {
 // New makes a router. Close ends what it keeps open.
 func New(cfg Config, names Names, keys Keys, inside Runtime, m Domain, log *slog.Logger) *Router {
 	rt := &Router{names: names, keys: keys, tokens: auth.NewTokens(cfg.Secret), inside: inside, sandboxes: m, log: log}
-	rt.raw = rawport.New(rawport.Config{RetryFor: retryFor, Strip: strip, Refuse: rt.portFailed}, m, log)
+	rt.raw = rawport.New(rawport.Config{RetryFor: retryFor, Strip: strip, Keys: keys, Refuse: rt.portFailed}, m, log)
 	rt.own = newInProcess(rt, log)
 	return rt
 }

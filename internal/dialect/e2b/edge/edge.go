@@ -34,6 +34,7 @@ type Sandboxes interface {
 type Config struct {
 	Domain string // of host names {port}-{id}.{Domain}; those below localhost are served too; empty: only those
 	Tokens target.Tokens
+	Keys   rawport.Keys                      // which no port may see; nil: all texts that look like one
 	Lines  func(id string) func(target.Line) // where a sandbox's log is written; nil: nowhere
 	// RetryFor is how long a port that nobody listens on is tried again: a server that was just started may be about to
 	// listen. Zero: 1 s; negative: not at all.

@@ -14,7 +14,7 @@ import (
 
 // newProxy passes requests on to the ports of sandboxes.
 func (e *Edge) newProxy() *rawport.Proxy {
-	return rawport.New(rawport.Config{RetryFor: e.cfg.RetryFor, Strip: strip, Refuse: e.rawFailed}, e.sandboxes, e.log)
+	return rawport.New(rawport.Config{RetryFor: e.cfg.RetryFor, Strip: strip, Keys: e.cfg.Keys, Refuse: e.rawFailed}, e.sandboxes, e.log)
 }
 
 // serveRaw passes a request on to its port.
