@@ -80,7 +80,12 @@ func TestHostDisk(t *testing.T) {
 	defer s.RemoveTemplate(context.WithoutCancel(t.Context()), "kept")
 	keepers = append(keepers, &keeper{s.create(t, client.CreateRequest{Template: "kept"}), "of a snapshot", keepers[0].sum})
 
-	t.Run("nothing starts below the reserve", func(t *testing.T) { refusedBelowReserve(t, s, volatile) })
+	t.Run("nothing starts below the reserve", func(t *testing.T) {
+		refusedBelowReserve(t, s, volatile, "the disk is full", func() func() { return s.fill(t, 300<<20) })
+	})
+	t.Run("nothing starts without free inodes", func(t *testing.T) {
+		refusedBelowReserve(t, s, volatile, "full of files", func() func() { return s.fillFiles(t) })
+	})
 	t.Run("uploads of another tenant", func(t *testing.T) { fillByUploads(t, s, other, keepers) })
 	for _, c := range []struct{ claim, storage, line string }{
 		{"one large write", "volatile", `python3 -c "import os; f=os.open('fill', os.O_WRONLY|os.O_CREAT); b=bytes(300<<20)
@@ -205,10 +210,14 @@ func (s *server) watchFree(t *testing.T) (stop func() int64) {
 	return stop
 }
 
-// refusedBelowReserve leaves less than the reserve, a tenth of this file system, and more than what
-// stops a sandbox.
-func refusedBelowReserve(t *testing.T, s *server, running *sandbox) {
-	free := s.fill(t, 300<<20)
+// refusedBelowReserve has fill leave less than the reserve, a tenth of this file system's bytes or
+// 2 % of its inodes, and more than what stops a sandbox.
+func refusedBelowReserve(t *testing.T, s *server, running *sandbox, sentence string, fill func() (free func())) {
+	if _, err := s.OpenSession(t.Context(), "refused", client.SessionRequest{Datasets: &client.SessionDatasets{Access: "api"}}); err != nil {
+		t.Fatal(err)
+	}
+	defer s.RemoveSession(context.WithoutCancel(t.Context()), "refused")
+	free := fill()
 	defer free()
 	for what, ask := range map[string]func() error{
 		"a create": func() error { _, err := s.Create(t.Context(), client.CreateRequest{}); return err },
@@ -218,13 +227,24 @@ func refusedBelowReserve(t *testing.T, s *server, running *sandbox) {
 			return err
 		},
 		"a volume": func() error { _, err := s.CreateVolume(t.Context(), client.VolumeRequest{Name: "none"}); return err },
+		"a dataset": func() error {
+			_, err := s.StageDataset(t.Context(), "refused", "none", "", strings.NewReader("x"))
+			return err
+		},
+		"an image": func() error {
+			_, err := s.ImportImage(t.Context(), "none", &zeros{left: 1 << 10})
+			return err
+		},
 	} {
 		err := ask()
-		if client.KindOf(err) != client.DiskFull {
+		if client.KindOf(err) != client.DiskFull || !strings.Contains(err.Error(), "disk is full") {
 			t.Errorf("%s: got %v of kind %q", what, err, client.KindOf(err))
 		}
+		if files := sentence == "full of files"; err != nil && files != strings.Contains(err.Error(), sentence) {
+			t.Errorf("%s: it says %v", what, err)
+		}
 	}
-	if code, said := readyz(t, s); code != http.StatusServiceUnavailable || !strings.Contains(said, "the disk is full") {
+	if code, said := readyz(t, s); code != http.StatusServiceUnavailable || !strings.Contains(said, sentence) {
 		t.Errorf("/readyz says %d %s", code, said)
 	}
 	if out := s.doctor(t); !strings.Contains(out, "nothing new is started") {
@@ -234,6 +254,30 @@ func refusedBelowReserve(t *testing.T, s *server, running *sandbox) {
 	s.create(t, client.CreateRequest{Storage: "tmpfs"}).kill() // it takes no space
 	free()
 	s.create(t, client.CreateRequest{}).kill()
+}
+
+// fillFiles leaves 1 % of the inodes of the data directory's file system; the function frees them
+// again.
+func (s *server) fillFiles(t *testing.T) (free func()) {
+	t.Helper()
+	dir := filepath.Join(filepath.Dir(s.dir), "files")
+	free = sync.OnceFunc(func() { _ = os.RemoveAll(dir) })
+	for i := 0; ; i++ {
+		if i%100 == 0 {
+			var st unix.Statfs_t
+			if err := unix.Statfs(s.dir, &st); err != nil {
+				t.Fatal(err)
+			}
+			if st.Ffree < st.Files/100 {
+				return free
+			}
+		}
+		at := filepath.Join(dir, fmt.Sprint(i/1000))
+		if err := errors.Join(os.MkdirAll(at, 0o755), os.WriteFile(filepath.Join(at, fmt.Sprint(i)), nil, 0o600)); err != nil {
+			free()
+			t.Fatal(err)
+		}
+	}
 }
 
 // doctor is what cove doctor prints, whatever it thinks of this host.

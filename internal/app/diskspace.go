@@ -16,6 +16,9 @@ import (
 
 // checkReserve fails while the disk is too full for new sandboxes. Those that run are served.
 func checkReserve(cfg config.Config) error {
+	if total, left := diskFiles(cfg.DataDir); diskspace.CheckFiles(total, left) != nil {
+		return gateway.Public(fmt.Sprintf("the disk is full of files: %d inodes of %d are free and 2 %% are kept, so nothing new is started", left, total))
+	}
 	free, ok := diskFree(cfg.DataDir)
 	reserve := native.Reserve(int64(cfg.Storage.Reserve), diskSize(cfg.DataDir))
 	if !ok || free >= reserve {
@@ -33,6 +36,9 @@ func (s *Server) spaceCheck() diskspace.Check {
 	}
 	dir, asked := stateDir(s.cfg.DataDir), int64(s.cfg.Storage.Reserve)
 	return func(bytes int64) error {
+		if err := diskspace.CheckFiles(diskFiles(dir)); err != nil {
+			return err
+		}
 		free, ok := diskFree(dir)
 		if !ok { // then the write fails and says why
 			return nil

@@ -69,5 +69,8 @@ var OwnCertificate = ownCertificate
 // SpaceCheck is what the parts of a server with this configuration ask before they write.
 func SpaceCheck(cfg config.Config) diskspace.Check { return (&Server{cfg: cfg}).spaceCheck() }
 
+// CheckReserve is what /readyz says of the disk.
+var CheckReserve = checkReserve
+
 // RenewMain is the child that renews templates.
 var RenewMain = renewMain

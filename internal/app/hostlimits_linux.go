@@ -33,6 +33,15 @@ func diskFree(dataDir string) (int64, bool) {
 	return int64(disk.Bavail) * disk.Bsize, true
 }
 
+// diskFiles are the inodes of the file system of the data directory, and those that are free.
+func diskFiles(dataDir string) (total, free uint64) {
+	var disk unix.Statfs_t
+	if unix.Statfs(dataDir, &disk) != nil {
+		return 0, 0
+	}
+	return disk.Files, disk.Ffree
+}
+
 // diskSize is the size of the file system of the data directory.
 func diskSize(dataDir string) int64 {
 	var disk unix.Statfs_t

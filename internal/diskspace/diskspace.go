@@ -2,11 +2,28 @@
 // no file system: what is free, and what stays free, the caller's Check knows.
 package diskspace
 
-import "io"
+import (
+	"fmt"
+	"io"
+
+	"github.com/covehq/cove/internal/fault"
+)
 
 // Check refuses to write so many bytes more where the disk has no room for them. It fails with
 // fault.DiskFull. A nil Check refuses nothing.
 type Check func(bytes int64) error
+
+// CheckFiles fails with fault.DiskFull where fewer than 2 % of a file system's inodes are free. All
+// tenants share them, and they may run out long before the bytes do. File systems that make inodes
+// as they need them, such as btrfs, report a total of zero: they are never short.
+func CheckFiles(total, free uint64) error {
+	keep := total / 50
+	if free >= keep {
+		return nil
+	}
+	why := fmt.Errorf("%d inodes of %d are free and %d are kept free", free, total, keep)
+	return fault.Wrap(fault.DiskFull, why, "the server's disk is full of files, whatever their size: it takes nothing new until some are removed")
+}
 
 // Allow asks the check.
 func (c Check) Allow(bytes int64) error {

@@ -2,6 +2,7 @@ package diskspace_test
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 
 	"github.com/covehq/cove/internal/diskspace"
@@ -41,6 +42,27 @@ func TestMeter(t *testing.T) {
 				t.Errorf("%d bytes of %d were written, want %d", got, total, c.want)
 			}
 		})
+	}
+}
+
+func TestCheckFiles(t *testing.T) {
+	for name, c := range map[string]struct {
+		total, free uint64
+		full        bool
+	}{
+		"no limit":              {0, 0, false},
+		"just enough":           {10_000, 200, false},
+		"one less":              {10_000, 199, true},
+		"none":                  {10_000, 0, true},
+		"a very large capacity": {1 << 62, 1 << 61, false},
+	} {
+		err := diskspace.CheckFiles(c.total, c.free)
+		if fault.Is(err, fault.DiskFull) != c.full || (err != nil) != c.full {
+			t.Errorf("%s: %v", name, err)
+		}
+		if c.full && !strings.Contains(fault.Message(err), "full of files") {
+			t.Errorf("%s: it says %q", name, fault.Message(err))
+		}
 	}
 }
 

@@ -132,8 +132,8 @@ func plainCause(err error) error {
 
 // diskFull says in plain words that there is no room; nil: that is not what happened.
 func diskFull(err error) error {
-	if fault.Is(err, fault.DiskFull) {
-		return fault.Wrap(fault.DiskFull, err, "the server's disk is full: the image does not fit")
+	if fault.Is(err, fault.DiskFull) { // it says whether bytes or inodes are short
+		return err
 	}
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		return fault.Wrap(fault.DiskFull, err, "the server's disk is full: the image does not fit")

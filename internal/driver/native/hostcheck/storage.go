@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/covehq/cove/internal/diskspace"
 )
 
 // mount is one line of mountinfo.
@@ -111,6 +113,9 @@ func space(dir string) []Finding {
 	free := int64(s.Bavail) * s.Bsize
 	detail := fmt.Sprintf("%.1f GiB free in %s", float64(free)/(1<<30), dir)
 	switch {
+	case diskspace.CheckFiles(s.Files, s.Ffree) != nil:
+		return one("disk space", Warn, "remove files, or make a file system with more inodes",
+			"%s, but only %d inodes of %d, and 2 %% are kept: nothing new is started", detail, s.Ffree, s.Files)
 	case free < littleSpace:
 		return one("disk space", Warn, "free some, or choose another data directory", "%s: the python template alone takes about 1 GiB", detail)
 	case s.Files > 0 && s.Ffree < fewInodes:

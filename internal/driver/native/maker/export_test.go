@@ -312,6 +312,9 @@ func OpenSpace(dir string, reserve func(free int64) int64) (s DiskSpace, free in
 	return DiskSpace{d}, now.free, err
 }
 
+// Close lets go of the directory.
+func (s DiskSpace) Close() error { return s.d.dir.Close() }
+
 // Check refuses a start that writes so many bytes.
 func (s DiskSpace) Check(bytes int64) error { return s.d.check(bytes) }
 

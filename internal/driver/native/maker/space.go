@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/driver/native/wire"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/template"
@@ -45,10 +46,10 @@ type keptTotals struct {
 	promised  int64            // what volumes may grow
 }
 
-// space is what a file system says of itself, in bytes.
+// space is what a file system says of itself, in bytes and in inodes.
 type space struct {
-	total int64
-	free  int64 // for others than root
+	total, free     int64  // free: for others than root
+	files, newFiles uint64 // inodes, and those that are free; zero where there is no such limit
 }
 
 func (d *diskSpace) now() (space, error) { return spaceOf(d.dir) }
@@ -56,7 +57,7 @@ func (d *diskSpace) now() (space, error) { return spaceOf(d.dir) }
 func spaceOf(dir *os.File) (space, error) {
 	var st unix.Statfs_t
 	err := hold(dir, func(fd int) error { return unix.Fstatfs(fd, &st) })
-	return space{int64(st.Blocks) * st.Bsize, int64(st.Bavail) * st.Bsize}, err
+	return space{int64(st.Blocks) * st.Bsize, int64(st.Bavail) * st.Bsize, st.Files, st.Ffree}, err
 }
 
 // Bounds of the reserve where the operator says none: enough for what is written between two looks
@@ -92,7 +93,8 @@ func (d *diskSpace) marks(s space) spaceMarks {
 	return marksOf(Reserve(d.reserve, s.total))
 }
 
-// check refuses what would write so many bytes and leave less than the reserve.
+// check refuses what would write so many bytes and leave less than the reserve, and anything where
+// the file system is short of inodes.
 func (d *diskSpace) check(bytes int64) error {
 	release, err := d.grant(bytes)
 	if err == nil {
@@ -116,6 +118,9 @@ func (d *diskSpace) grantAt(dir *os.File, bytes int64) (release func(), err erro
 	s, err := spaceOf(dir)
 	if err != nil {
 		return nil, fmt.Errorf("look at the disk's free space: %w", err)
+	}
+	if err := diskspace.CheckFiles(s.files, s.newFiles); err != nil {
+		return nil, err
 	}
 	granted, reserve := d.granted[device], Reserve(d.reserve, s.total)
 	if s.free-granted-bytes < reserve {

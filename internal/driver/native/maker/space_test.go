@@ -1,7 +1,14 @@
 package maker_test
 
 import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/covehq/cove/internal/driver/native/maker"
 	"github.com/covehq/cove/internal/fault"
@@ -35,6 +42,49 @@ func TestLoopError(t *testing.T) {
 		if got := maker.LoopError.MatchString(record); got != want {
 			t.Errorf("%q: %t", record, got)
 		}
+	}
+}
+
+// TestCheck_FewInodes: the bytes of a file system with few inodes are all free.
+func TestCheck_FewInodes(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to mount a file system")
+	}
+	dir, _ := mounted(t, 64<<20, "mkfs.ext4", "-q", "-F", "-N", "1024")
+	s, _, err := maker.OpenSpace(dir, func(int64) int64 { return 1 })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	ask := func() error {
+		release, err := s.Grant(dir, 0)
+		if err == nil {
+			release()
+		}
+		return errors.Join(s.Check(0), err)
+	}
+	if err := ask(); err != nil {
+		t.Errorf("with nearly all inodes free: %v", err)
+	}
+	file := func(i int) string { return filepath.Join(dir, fmt.Sprint(i)) }
+	made := 0
+	for ; ; made++ { // until there is no more
+		if err := os.WriteFile(file(made), nil, 0o600); errors.Is(err, unix.ENOSPC) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := ask(); !fault.Is(err, fault.DiskFull) || !strings.Contains(err.Error(), "full of files") {
+		t.Errorf("without a free inode: %v, want %s", err, fault.DiskFull)
+	}
+	for i := range min(made, 100) {
+		if err := os.Remove(file(i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := ask(); err != nil {
+		t.Errorf("with 100 inodes free: %v", err)
 	}
 }
 

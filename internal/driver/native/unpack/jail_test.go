@@ -200,6 +200,33 @@ func TestAFullDiskIsSaid(t *testing.T) {
 	}
 }
 
+// TestRun_FewInodes unpacks a layer of more files than the file system has inodes.
+func TestRun_FewInodes(t *testing.T) {
+	needsRoot(t)
+	at := t.TempDir()
+	if err := unix.Mount("tmpfs", at, "tmpfs", 0, "size=64m,nr_inodes=20000"); err != nil {
+		t.Skipf("no small disk to be had: %v", err)
+	}
+	defer unix.Unmount(at, unix.MNT_DETACH)
+	entries := make([]entry, 21_000)
+	for i := range entries {
+		entries[i] = file(fmt.Sprint("f", i), "")
+	}
+	data := archive(t, entries...)
+	r := request(data)
+	r.MaxFiles, r.KeepFree = len(entries), 1
+	if _, err := jailed(t, at, data, r); !fault.Is(err, fault.DiskFull) || !strings.Contains(fault.Message(err), "full of files") {
+		t.Error(err)
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(at, &st); err != nil {
+		t.Fatal(err)
+	}
+	if st.Ffree < st.Files/50-256 { // the process looks once for each MiB, of which a file takes 4 KiB
+		t.Errorf("%d inodes of %d are free", st.Ffree, st.Files)
+	}
+}
+
 func TestRun_KeepFree(t *testing.T) {
 	needsRoot(t)
 	at := t.TempDir()

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -179,7 +180,8 @@ const (
 	blockBytes = 4 << 10
 )
 
-// space refuses to write so many bytes where less would stay free than the request says.
+// space refuses to write so many bytes where less would stay free than the request says, or where
+// the file system is short of inodes.
 func (u *unpacker) space(n int64) error {
 	if u.room >= n || u.request.KeepFree == 0 {
 		u.room -= n
@@ -188,6 +190,9 @@ func (u *unpacker) space(n int64) error {
 	var st unix.Statfs_t
 	if _, err := retry(func() (int, error) { return 0, unix.Fstatfs(u.tree.root, &st) }); err != nil {
 		return fmt.Errorf("look at the disk's free space: %w", err)
+	}
+	if err := diskspace.CheckFiles(st.Files, st.Ffree); err != nil {
+		return err
 	}
 	more := max(n, spaceStep)
 	if free := int64(st.Bavail) * st.Bsize; free-more < u.request.KeepFree {
