@@ -13,6 +13,13 @@ import (
 // fault.DiskFull. A nil Check refuses nothing.
 type Check func(bytes int64) error
 
+// FileBytes is what a stored file counts besides its content: an empty one takes an inode too.
+const FileBytes = 4 << 10
+
+// Charge is what stored files count against a tenant's quota. It is linear, so a sum of sizes and a
+// number of files are all that has to be remembered to give back what was charged.
+func Charge(bytes int64, files int) int64 { return bytes + int64(files)*FileBytes }
+
 // CheckFiles fails with fault.DiskFull where fewer than 2 % of a file system's inodes are free. All
 // tenants share them, and they may run out long before the bytes do. File systems that make inodes
 // as they need them, such as btrfs, report a total of zero: they are never short.

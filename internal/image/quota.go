@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
@@ -56,7 +57,7 @@ func (s *Service) reserve(ctx context.Context, tenant, what, diff string, bytes 
 	if err != nil {
 		return 0, nil, err
 	}
-	granted = min(files, left.files, int(left.bytes/fileBytes))
+	granted = min(files, left.files, int(left.bytes/diskspace.FileBytes))
 	if granted <= 0 {
 		return 0, nil, fault.New(fault.Exhausted, "your images and those that are being unpacked leave no room for the files of %s; remove some, and then prune (cove image remove, cove image prune)", what)
 	}
@@ -68,7 +69,7 @@ func (s *Service) reserve(ctx context.Context, tenant, what, diff string, bytes 
 		}
 		s.arrivals[tenant][diff] = a
 	}
-	put(arrival{room: room{bytes + int64(granted)*fileBytes, granted}, going: true})
+	put(arrival{room: room{diskspace.Charge(bytes, granted), granted}, going: true})
 	return granted, func(kept bool) {
 		if kept {
 			put(arrival{since: time.Now()})
@@ -129,11 +130,8 @@ func (s *Service) within(ctx context.Context, tenant, what string, coming map[st
 	return room{s.cfg.MaxTenantBytes - bytes, s.cfg.MaxTenantFiles - files}, nil
 }
 
-// fileBytes is what a file takes of the host's disk besides its content: an empty one is not free.
-const fileBytes = 4 << 10
-
 // onDisk is what a layer counts.
-func onDisk(l sandbox.Layer) int64 { return l.Bytes + int64(l.Files)*fileBytes }
+func onDisk(l sandbox.Layer) int64 { return diskspace.Charge(l.Bytes, l.Files) }
 
 // forgetArrivals is called when layers were removed: what is there now is needed by a template, which counts for its tenant, or was
 // unpacked so lately that the driver keeps it for an image.

@@ -65,7 +65,7 @@ type Config struct {
 	Lifetime    time.Duration              // how long a build may take; an hour
 	Parallel    int                        // builds at the same time; 2
 	MaxUpload   int64                      // bytes of one archive; 1 GiB
-	MaxFiles    int64                      // bytes of all archives of a tenant, beyond which old ones go; 8 GiB, without those on their way
+	MaxFiles    int64                      // bytes of all archives of a tenant with 4 KiB for each, beyond which old ones go; 8 GiB, without those on their way
 	MaxLayers   int                        // cached layers of a tenant; 20
 	Space       diskspace.Check            // before an archive takes more of the disk
 }

@@ -71,5 +71,8 @@ const KeptBooks = keptBooks
 // MaxPath bounds a path of an archive.
 const MaxPath = maxPath
 
+// MaxKept is how many archives of a tenant are kept.
+const MaxKept = maxKept
+
 // MaxUploads is how many uploads of a tenant go on at once.
 const MaxUploads = maxUploads

@@ -43,8 +43,6 @@ type files struct {
 	space          diskspace.Check
 	log            *slog.Logger
 
-	removing sync.Mutex // one removes old ones at a time
-
 	mu      sync.Mutex
 	uploads map[string]*lane // by tenant
 }
@@ -56,16 +54,21 @@ const maxUploads = 4
 // uploadFor is how long one may take, which is what the SDKs give it.
 const uploadFor = time.Hour
 
+// maxKept is how many archives of a tenant are kept: each takes an inode, and makeRoom lists them
+// all after every upload.
+const maxKept = 4096
+
 // lane holds the uploads of one tenant.
 type lane struct {
-	places chan struct{}
-	users  int // that hold a place or wait for one
+	places   chan struct{}
+	users    int        // that hold a place or wait for one
+	removing sync.Mutex // held while old archives are removed
 }
 
 // enter waits for a place among a tenant's uploads.
-func (f *files) enter(ctx context.Context, tenant string) (leave func(), err error) {
+func (f *files) enter(ctx context.Context, tenant string) (l *lane, leave func(), err error) {
 	f.mu.Lock()
-	l := f.uploads[tenant]
+	l = f.uploads[tenant]
 	if l == nil {
 		l = &lane{places: make(chan struct{}, maxUploads)}
 		f.uploads[tenant] = l
@@ -81,13 +84,13 @@ func (f *files) enter(ctx context.Context, tenant string) (leave func(), err err
 	}
 	select {
 	case l.places <- struct{}{}:
-		return func() {
+		return l, func() {
 			<-l.places
 			away()
 		}, nil
 	case <-ctx.Done():
 		away()
-		return nil, fault.New(fault.Unavailable, "other uploads took too long: %d go on at once", maxUploads)
+		return nil, nil, fault.New(fault.Unavailable, "other uploads took too long: %d go on at once", maxUploads)
 	}
 }
 
@@ -118,7 +121,7 @@ func (f *files) open(tenant, hash string) (*os.File, error) {
 
 // put keeps what a client sends, whole or not at all.
 func (f *files) put(ctx context.Context, tenant, hash string, r io.Reader) error {
-	leave, err := f.enter(ctx, tenant)
+	l, leave, err := f.enter(ctx, tenant)
 	if err != nil {
 		return err
 	}
@@ -146,14 +149,15 @@ func (f *files) put(ctx context.Context, tenant, hash string, r io.Reader) error
 	if err := os.Rename(part.Name(), path); err != nil {
 		return err
 	}
+	l.removing.Lock()
+	defer l.removing.Unlock()
 	f.makeRoom(filepath.Dir(path), hash)
 	return nil
 }
 
-// makeRoom removes a tenant's archives that were not used for longest, but never the newest.
+// makeRoom removes a tenant's archives that were not used for longest, but never the newest. The
+// caller holds removing of the tenant's lane.
 func (f *files) makeRoom(dir, newest string) {
-	f.removing.Lock()
-	defer f.removing.Unlock()
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		f.log.Warn("uploaded files cannot be listed", "error", err)
@@ -168,12 +172,14 @@ func (f *files) makeRoom(dir, newest string) {
 		}
 	}
 	slices.SortFunc(kept, func(a, b fs.FileInfo) int { return a.ModTime().Compare(b.ModTime()) })
+	left := len(kept)
 	for _, info := range kept {
-		if total <= f.maxAll {
+		if left <= maxKept && diskspace.Charge(total, left) <= f.maxAll {
 			return
 		}
 		if info.Name() != newest && os.Remove(filepath.Join(dir, info.Name())) == nil {
 			total -= info.Size()
+			left--
 		}
 	}
 }

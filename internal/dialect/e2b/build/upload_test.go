@@ -1,10 +1,13 @@
 package build_test
 
 import (
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -100,6 +103,62 @@ func TestUpload_DiskFull(t *testing.T) {
 			t.Errorf("an upload when there is space: %d %s", rec.Code, rec.Body)
 		}
 	})
+}
+
+// TestUpload_ManySmall has a tenant keep more archives than it may: the oldest are removed, however
+// small they are.
+func TestUpload_ManySmall(t *testing.T) {
+	const oldest = "00000000000000000000"
+	for name, c := range map[string]struct {
+		maxFiles   int64
+		files      int // there are before one more is sent
+		least, may int
+	}{
+		"as many as there may be": {0, build.MaxKept, build.MaxKept, build.MaxKept},
+		"each counts 4 KiB":       {1 << 20, 300, 254, 255}, // 256 would have 1 MiB without their content
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(t *testing.T, w *world) {
+				w.builder.Close()
+				w.maxFiles = c.maxFiles
+				w.open()
+				link := w.link("a")
+				send := func() {
+					rec := recorder()
+					w.builder.ServeUpload(rec, httptest.NewRequest("PUT", link, strings.NewReader("x")))
+					if rec.Code != http.StatusOK {
+						t.Fatalf("%d %s", rec.Code, rec.Body)
+					}
+				}
+				send()
+				kept, err := filepath.Glob(filepath.Join(w.dir, "*", strings.Repeat("0f", 32)))
+				if err != nil || len(kept) != 1 {
+					t.Fatalf("the archive is at %q, %v", kept, err)
+				}
+				dir := filepath.Dir(kept[0])
+				for i := range c.files {
+					at := filepath.Join(dir, fmt.Sprintf("%020d", i))
+					if err := errors.Join(os.WriteFile(at, []byte("x"), 0o600), os.Chtimes(at, time.Time{}, time.Unix(int64(i), 0))); err != nil {
+						t.Fatal(err)
+					}
+				}
+				send()
+				left, err := os.ReadDir(dir)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if len(left) > c.may || len(left) < c.least {
+					t.Errorf("%d archives are kept, want %d to %d", len(left), c.least, c.may)
+				}
+				if _, err := os.Stat(filepath.Join(dir, oldest)); !errors.Is(err, os.ErrNotExist) {
+					t.Errorf("the oldest is there still: %v", err)
+				}
+				if _, err := os.Stat(kept[0]); err != nil {
+					t.Errorf("the newest is gone: %v", err)
+				}
+			})
+		})
+	}
 }
 
 // held is an archive that waits, and tells when somebody reads it.

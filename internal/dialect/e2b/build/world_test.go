@@ -83,6 +83,8 @@ type world struct {
 	who       auth.Principal
 	parallel  int // builds at once; zero: as many as usual
 	space     diskspace.Check
+	dir       string // of uploaded archives
+	maxFiles  int64  // their bytes; zero: as many as usual
 }
 
 // inWorld runs a test where time is false and nothing is left at the end.
@@ -103,8 +105,9 @@ func inWorld(t *testing.T, f func(t *testing.T, w *world)) {
 // open starts a server over what an earlier one has left.
 func (w *world) open() {
 	w.t.Helper()
+	w.dir = w.t.TempDir()
 	b, err := build.New(build.Config{
-		Dir: w.t.TempDir(), Secret: bytes.Repeat([]byte{7}, 32), MaxUpload: 1 << 20, MaxLayers: 8, Parallel: w.parallel, Space: func(n int64) error { return w.space.Allow(n) },
+		Dir: w.dir, MaxFiles: w.maxFiles, Secret: bytes.Repeat([]byte{7}, 32), MaxUpload: 1 << 20, MaxLayers: 8, Parallel: w.parallel, Space: func(n int64) error { return w.space.Allow(n) },
 		Limits: template.Limits{CPUs: 1, MemoryBytes: 512 << 20, DiskBytes: 2 << 30},
 	}, w.domain, w.documents, w.domain, w.domain, slog.New(slog.DiscardHandler))
 	if err != nil {
