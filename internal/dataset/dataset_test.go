@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"iter"
@@ -27,6 +28,7 @@ import (
 	"github.com/covehq/cove/internal/artifact"
 	"github.com/covehq/cove/internal/blob/local"
 	"github.com/covehq/cove/internal/dataset"
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/sqlstore"
@@ -376,7 +378,7 @@ func TestStagesOfOneIDAreOneAfterTheOther(t *testing.T) {
 }
 
 func TestBounds(t *testing.T) {
-	w := newWorld(t, dataset.Config{MaxSize: 10, MaxTenantSize: 15})
+	w := newWorld(t, dataset.Config{MaxSize: 10, MaxTenantSize: diskspace.Charge(15, 2)})
 	for _, size := range []int64{-1, 11} {
 		_, err := w.Stage(t.Context(), acme, one, dataset.Upload{ID: "big", Size: size, Body: strings.NewReader("eleven byte")}, none)
 		wantKind(t, "one that is too large", err, fault.Invalid, "datasets.max_size")
@@ -392,6 +394,46 @@ func TestBounds(t *testing.T) {
 	if diff := cmp.Diff([]string{"too_large", "too_large", "staged", "again", "tenant_quota", "staged"}, w.heard.all); diff != "" {
 		t.Error(diff)
 	}
+}
+
+// TestBounds_ManySmall: datasets of one byte use up the quota by their number.
+func TestBounds_ManySmall(t *testing.T) {
+	const files = 10
+	w := newWorld(t, dataset.Config{MaxTenantSize: diskspace.Charge(files+1, files)})
+	for i := range files {
+		w.stage(one, fmt.Sprint("d", i), fmt.Sprint(i))
+	}
+	more := func() error {
+		_, err := w.Stage(t.Context(), acme, one, dataset.Upload{ID: "more", Body: strings.NewReader("m")}, none)
+		return err
+	}
+	wantKind(t, "one more", more(), fault.Exhausted, "datasets.max_tenant_size")
+	if err := w.Remove(t.Context(), acme, one, "d0", none); err != nil {
+		t.Fatal(err)
+	}
+	if err := more(); err != nil {
+		t.Errorf("in the place of one that is removed: %v", err)
+	}
+	wantKind(t, "one more than that", func() error {
+		_, err := w.Stage(t.Context(), acme, one, dataset.Upload{ID: "again", Body: strings.NewReader("a")}, none)
+		return err
+	}(), fault.Exhausted, "datasets.max_tenant_size")
+}
+
+// TestLingering_Empty: an empty dataset that a process has open takes an inode.
+func TestLingering_Empty(t *testing.T) {
+	w := newWorld(t, dataset.Config{MaxTenantSize: diskspace.Charge(1, 1)})
+	w.stage(one, "a", "")
+	f, err := os.Open(w.file(one, "a.parquet"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := w.Remove(t.Context(), acme, one, "a", none); err != nil {
+		t.Fatal(err)
+	}
+	_, err = w.Stage(t.Context(), acme, one, dataset.Upload{ID: "b", Body: strings.NewReader("b")}, none)
+	wantKind(t, "another beside it", err, fault.Exhausted, "datasets.max_tenant_size")
 }
 
 func TestATenantSendsSoManyAtOnce(t *testing.T) {
@@ -412,7 +454,7 @@ func TestATenantSendsSoManyAtOnce(t *testing.T) {
 }
 
 func TestWhatArrivesCountsFromItsFirstByte(t *testing.T) {
-	w := newWorld(t, dataset.Config{MaxSize: 600, MaxTenantSize: 1000})
+	w := newWorld(t, dataset.Config{MaxSize: 600, MaxTenantSize: diskspace.Charge(1000, 2)})
 	w.stage(one, "old", strings.Repeat("o", 500))
 	w.stage(one, "older", strings.Repeat("p", 450))
 	body, send := io.Pipe()
@@ -453,7 +495,7 @@ func (c *counted) Read(p []byte) (int, error) {
 }
 
 func TestContentThatIsStillReadCounts(t *testing.T) {
-	w := newWorld(t, dataset.Config{MaxTenantSize: 1000})
+	w := newWorld(t, dataset.Config{MaxTenantSize: diskspace.Charge(1000, 1)})
 	w.stage(one, "a", strings.Repeat("a", 700))
 	f, err := os.Open(w.file(one, "a.parquet")) // as a process in the sandbox has
 	if err != nil {

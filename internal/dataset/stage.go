@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -170,10 +171,11 @@ func (a arriving) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// used is what a tenant's content takes.
+// used is what a tenant's contents count, each with its inode.
 func (s *Store) used(ctx context.Context, tenant string) (int64, error) {
-	rows, err := s.index.DatasetBytes(ctx, tenant)
-	return rows + s.blobs.Lingering(tenant), err
+	bytes, files, err := s.index.DatasetsHeld(ctx, tenant)
+	more, open := s.blobs.Lingering(tenant)
+	return diskspace.Charge(bytes+more, files+open), err
 }
 
 func (s *Store) checkRoom(ctx context.Context, tenant string, size int64) error {
@@ -184,9 +186,9 @@ func (s *Store) checkRoom(ctx context.Context, tenant string, size int64) error 
 	if err != nil {
 		return err
 	}
-	if used+size > s.cfg.MaxTenantSize {
+	if size = diskspace.Charge(size, 1); used+size > s.cfg.MaxTenantSize {
 		return rejection{"tenant_quota", fault.New(fault.Exhausted,
-			"your datasets have %d bytes, and with %d more they would have more than the %d that are allowed (datasets.max_tenant_size): remove some, or sessions that have them",
+			"your datasets count %d bytes, 4 KiB of them for each, and with %d more they would have more than the %d that are allowed (datasets.max_tenant_size): remove some, or sessions that have them",
 			used, size, s.cfg.MaxTenantSize)}
 	}
 	return nil

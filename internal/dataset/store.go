@@ -32,8 +32,8 @@ type Blobs interface {
 	Shown(dir string) ([]string, error)
 	// Release removes content, unless a directory shows it or somebody who saw it still reads it.
 	Release(tenant, sha256 string) error
-	// Lingering is the size of content of a tenant's that Release could not remove.
-	Lingering(tenant string) int64
+	// Lingering is the size and the number of contents of a tenant that Release could not remove.
+	Lingering(tenant string) (bytes int64, files int)
 	// All are all contents.
 	All() iter.Seq2[artifact.Ref, error]
 }
@@ -64,8 +64,8 @@ type Index interface {
 	DeleteDataset(ctx context.Context, tenant, session, id string) error
 	// ForgetDatasets deletes all of a session's.
 	ForgetDatasets(ctx context.Context, session string) error
-	// DatasetBytes is the size of a tenant's content, each once.
-	DatasetBytes(ctx context.Context, tenant string) (int64, error)
+	// DatasetsHeld is the size and the number of a tenant's contents, each once.
+	DatasetsHeld(ctx context.Context, tenant string) (bytes int64, files int, err error)
 }
 
 // Observer hears what is staged.

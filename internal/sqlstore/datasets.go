@@ -24,7 +24,7 @@ const (
 		WHERE status = 'staging' AND (?3 = '' OR session = ?3 AND id = ?4)`
 	deleteDatasetQuery  = `DELETE FROM datasets WHERE session = ?1 AND id = ?2 AND tenant = ?3`
 	forgetDatasetsQuery = `DELETE FROM datasets WHERE session = ?1`
-	datasetBytesQuery   = `SELECT coalesce(sum(size), 0) FROM (SELECT DISTINCT sha256, size FROM datasets WHERE tenant = ?1 AND sha256 <> '') AS content`
+	datasetsHeldQuery   = `SELECT coalesce(sum(size), 0), count(*) FROM (SELECT DISTINCT sha256, size FROM datasets WHERE tenant = ?1 AND sha256 <> '') AS content`
 )
 
 // Datasets are those of a session, by id; with no tenant, whoever's it is.
@@ -97,12 +97,12 @@ func (s *Store) ForgetDatasets(ctx context.Context, session string) error {
 	return nil
 }
 
-// DatasetBytes is the size of a tenant's content, each once.
-func (s *Store) DatasetBytes(ctx context.Context, tenant string) (bytes int64, err error) {
-	if err := s.queryRow(ctx, datasetBytesQuery, tenant).Scan(&bytes); err != nil {
-		return 0, fmt.Errorf("size of datasets: %w", err)
+// DatasetsHeld is the size and the number of a tenant's contents, each once.
+func (s *Store) DatasetsHeld(ctx context.Context, tenant string) (bytes int64, files int, err error) {
+	if err := s.queryRow(ctx, datasetsHeldQuery, tenant).Scan(&bytes, &files); err != nil {
+		return 0, 0, fmt.Errorf("size of datasets: %w", err)
 	}
-	return bytes, nil
+	return bytes, files, nil
 }
 
 func scanDataset(from scanner) (d dataset.Dataset, err error) {

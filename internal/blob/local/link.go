@@ -178,7 +178,7 @@ func (s *Shelf) Show(dir, file, tenant, sum string) error {
 	if err := os.Rename(temp, to); err != nil {
 		return full(fmt.Errorf("show dataset: %w", err))
 	}
-	s.linger(artifact.Ref{Tenant: tenant, SHA256: sum}, 0)
+	s.forget(artifact.Ref{Tenant: tenant, SHA256: sum})
 	return nil
 }
 
@@ -233,31 +233,36 @@ func (s *Shelf) Release(tenant, sum string) error {
 		s.linger(ref, info.Size())
 		return nil
 	}
-	s.linger(ref, 0)
+	s.forget(ref)
 	return s.blobs.Remove(tenant, sum)
 }
 
-// linger notes the size of a blob that is held by who has it open; zero: it is not, or not any more.
+// linger notes the size of a blob that no directory shows and that a process still has open.
 func (s *Shelf) linger(r artifact.Ref, size int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if size == 0 {
-		delete(s.heavy, r)
-		return
-	}
 	s.heavy[r] = size
 }
 
-// Lingering is the size of a tenant's content that nothing shows any more and that is on the disk still.
-func (s *Shelf) Lingering(tenant string) (size int64) {
+// forget drops what linger noted: the blob is shown again, or it is removed.
+func (s *Shelf) forget(r artifact.Ref) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.heavy, r)
+}
+
+// Lingering is the size and the number of a tenant's contents that nothing shows any more and that
+// are on the disk still.
+func (s *Shelf) Lingering(tenant string) (bytes int64, files int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for r, n := range s.heavy {
 		if r.Tenant == tenant {
-			size += n
+			bytes += n
+			files++
 		}
 	}
-	return size
+	return bytes, files
 }
 
 // All are all contents.

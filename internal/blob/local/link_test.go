@@ -142,28 +142,32 @@ func TestContentThatIsOpenStaysAndCounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	holds := func(claim string, there bool, lingering int64) {
+	holds := func(claim string, there bool, bytes int64, files int) {
 		t.Helper()
 		if err := s.Release("acme", sum); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := s.Size("acme", sum); (err == nil) != there || s.Lingering("acme") != lingering || s.Lingering("umbrella") != 0 {
-			t.Errorf("%s: %v, %d bytes", claim, err, s.Lingering("acme"))
+		n, open := s.Lingering("acme")
+		if _, err := s.Size("acme", sum); (err == nil) != there || n != bytes || open != files {
+			t.Errorf("%s: %v, %d bytes in %d files", claim, err, n, open)
+		}
+		if n, open := s.Lingering("umbrella"); n != 0 || open != 0 {
+			t.Errorf("%s: another tenant has %d bytes in %d files", claim, n, open)
 		}
 	}
-	holds("it is shown", true, 0)
+	holds("it is shown", true, 0, 0)
 	if err := s.Hide("one", "x"); err != nil {
 		t.Fatal(err)
 	}
-	holds("it is open", true, 7)
+	holds("it is open", true, 7, 1)
 	if err := s.Show("one", "y", "acme", sum); err != nil {
 		t.Fatal(err)
 	}
-	holds("it is shown again", true, 0)
+	holds("it is shown again", true, 0, 0)
 	if err := errors.Join(s.Hide("one", "y"), f.Close()); err != nil {
 		t.Fatal(err)
 	}
-	holds("it is closed", false, 0)
+	holds("it is closed", false, 0, 0)
 }
 
 // TestMoreLinksThanAFileCanHave: a file system that has no such bound has nothing to tell.

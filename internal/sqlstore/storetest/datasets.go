@@ -18,7 +18,7 @@ func RunDatasets(t *testing.T, open func(t *testing.T) dataset.Index) {
 		"a file name is one dataset's of a session":                             datasetFiles,
 		"what is being staged fails, one or all, and nothing else does":         datasetsFail,
 		"a path changes only with the content that it was found for":            datasetPath,
-		"content counts once for a tenant, however many sessions have it":       datasetBytes,
+		"content counts once for a tenant, however many sessions have it":       datasetsHeld,
 		"a dataset is deleted for its own tenant, and with its session for all": datasetsDelete,
 	} {
 		t.Run(name, func(t *testing.T) { claim(t, open(t)) })
@@ -129,13 +129,14 @@ func datasetPath(t *testing.T, s dataset.Index) {
 	wantDatasets(t, s, "acme", "one", a)
 }
 
-func datasetBytes(t *testing.T, s dataset.Index) {
+func datasetsHeld(t *testing.T, s dataset.Index) {
 	a, same, more, theirs, pending := someDataset("one", "a"), someDataset("two", "a"), someDataset("two", "b"), someDataset("three", "c"), someDataset("two", "d")
 	theirs.Tenant, pending.SHA256 = "umbrella", ""
 	put(t, s, a, same, more, theirs, pending)
-	for tenant, want := range map[string]int64{"acme": 14, "umbrella": 7, "nobody": 0} {
-		if got, err := s.DatasetBytes(t.Context(), tenant); got != want || err != nil {
-			t.Errorf("%s has %d bytes, not %d: %v", tenant, got, want, err)
+	for tenant, want := range map[string]int{"acme": 2, "umbrella": 1, "nobody": 0} {
+		bytes, files, err := s.DatasetsHeld(t.Context(), tenant)
+		if bytes != int64(want)*7 || files != want || err != nil {
+			t.Errorf("%s has %d bytes in %d files, not in %d: %v", tenant, bytes, files, want, err)
 		}
 	}
 }
