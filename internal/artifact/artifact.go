@@ -77,7 +77,8 @@ type Page struct {
 // Held is what is kept of a tenant and of one session.
 type Held struct {
 	Tenant, Session int64 // bytes
-	Files           int   // of the session
+	TenantFiles     int
+	Files           int // of the session
 }
 
 // Ref names a blob. Tenants share none: else one could find out what another has.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/artifact"
+	"github.com/covehq/cove/internal/diskspace"
 )
 
 // What a sandbox can make the server hold, send or write is bounded, however many files it makes and whatever they are called.
@@ -188,7 +189,7 @@ func TestAQuotaHoldsForWhoComesAsAnotherEnds(t *testing.T) {
 	w := newWorld(t, defaults)
 	index := late{w.index, make(chan struct{}), make(chan struct{}), new(atomic.Bool)}
 	cfg := defaults
-	cfg.MaxTenantSize = 1000
+	cfg.MaxTenantSize = diskspace.Charge(1000, 1)
 	var k *artifact.Keeper
 	second := make(chan error, 1)
 	ended := make(chan struct{})
@@ -229,7 +230,7 @@ func TestAQuotaHoldsForWhoComesAsAnotherEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(artifact.Held{Tenant: 900, Session: 900, Files: 1}, held); diff != "" {
+	if diff := cmp.Diff(artifact.Held{Tenant: 900, TenantFiles: 1, Session: 900, Files: 1}, held); diff != "" {
 		t.Error(diff)
 	}
 }

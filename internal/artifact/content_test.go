@@ -1,6 +1,7 @@
 package artifact_test
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/covehq/cove/internal/artifact"
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -136,7 +138,7 @@ func TestS4_104_D12_ContentIsVerified(t *testing.T) {
 
 func TestS4_124_D17_Quotas(t *testing.T) {
 	cfg := defaults
-	cfg.MaxSessionSize, cfg.MaxTenantSize = 1000, 1500
+	cfg.MaxSessionSize, cfg.MaxTenantSize = diskspace.Charge(1000, 2), diskspace.Charge(1500, 3)
 	w := newWorld(t, cfg)
 	w.put("a", strings.Repeat("a", 600))
 	w.put("b", strings.Repeat("b", 600))
@@ -146,7 +148,7 @@ func TestS4_124_D17_Quotas(t *testing.T) {
 	for _, a := range list {
 		got = append(got, a.Path+" "+map[bool]string{true: "kept", false: a.Error}[a.ID != ""])
 	}
-	full := "the artifacts of this session may have 1000 bytes together, and 600 bytes are kept already: remove some"
+	full := "the artifacts of this session may have 9.0 KiB together, and 4.6 KiB are kept already, with 4 KiB for each file: remove some"
 	if diff := cmp.Diff([]string{"a kept", "b " + full, "c kept"}, got); diff != "" {
 		t.Error(diff)
 	}
@@ -167,6 +169,30 @@ func TestS4_124_D17_Quotas(t *testing.T) {
 			t.Errorf("%+v", list)
 		}
 	})
+}
+
+// TestQuotas_ManySmall: artifacts of one byte use up the quota by their number.
+func TestQuotas_ManySmall(t *testing.T) {
+	const files = 10
+	cfg := defaults
+	cfg.MaxTenantSize = diskspace.Charge(files, files)
+	w := newWorld(t, cfg)
+	for i := range files + 1 {
+		w.put(fmt.Sprintf("%02d", i), "x")
+	}
+	list := w.collect("run1")
+	if last := list[files]; last.ID != "" || !strings.Contains(last.Error, "your artifacts may have") || list[files-1].ID == "" {
+		t.Fatalf("%+v", list[files-1:])
+	}
+	if list := w.collect("run2"); len(list) != 0 && list[0].ID != "" {
+		t.Errorf("what is in the index counts less: %+v", list)
+	}
+	if err := w.Remove(t.Context(), tenant, list[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	if list := w.collect("run3"); len(list) != 1 || list[0].ID == "" {
+		t.Errorf("in the place of one that is removed: %+v", list)
+	}
 }
 
 func TestListing(t *testing.T) {

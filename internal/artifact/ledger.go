@@ -4,6 +4,8 @@ import (
 	"context"
 	"math"
 	"sync"
+
+	"github.com/covehq/cove/internal/diskspace"
 )
 
 // ledger counts what is kept and what is on its way, so that two collections at once cannot both have the last bytes of a
@@ -16,12 +18,15 @@ type ledger struct {
 // account is what a tenant or a session holds.
 type account struct {
 	users int
-	bytes int64
+	bytes int64 // of the files' content
 	files int
 
 	read sync.Mutex // held while it is read
 	told bool       // it was; what follows is counted here
 }
+
+// charge is what the account counts against its quota: each file takes an inode besides its bytes.
+func (a *account) charge() int64 { return diskspace.Charge(a.bytes, a.files) }
 
 // book is what one collection may add to.
 type book struct {
@@ -40,7 +45,7 @@ func (l *ledger) open(ctx context.Context, i Index, cfg *Config, tenant, session
 	}
 	err := l.tell(mine, func() (int64, int, error) {
 		held, err := i.ArtifactsHeld(ctx, tenant, "")
-		return held.Tenant, 0, err
+		return held.Tenant, held.TenantFiles, err
 	})
 	if err == nil && its != nil {
 		err = l.tell(its, func() (int64, int, error) {
@@ -107,10 +112,10 @@ func (b *book) room() int64 {
 	tenant, session := b.ledger.accounts[b.tenant], b.ledger.accounts[b.session]
 	room := int64(math.MaxInt64)
 	if b.cfg.MaxTenantSize > 0 {
-		room = min(room, b.cfg.MaxTenantSize-tenant.bytes)
+		room = min(room, b.cfg.MaxTenantSize-tenant.charge()-diskspace.FileBytes)
 	}
 	if session != nil && b.cfg.MaxSessionSize > 0 {
-		room = min(room, b.cfg.MaxSessionSize-session.bytes)
+		room = min(room, b.cfg.MaxSessionSize-session.charge()-diskspace.FileBytes)
 	}
 	if session != nil && session.files >= MaxSessionFiles {
 		room = 0
@@ -126,13 +131,14 @@ func (b *book) take(size int64) *refusal {
 	b.ledger.mu.Lock()
 	defer b.ledger.mu.Unlock()
 	tenant, session := b.ledger.accounts[b.tenant], b.ledger.accounts[b.session]
+	more := diskspace.Charge(size, 1)
 	switch {
 	case session != nil && session.files >= MaxSessionFiles:
 		return refuse("too_many", "the session has %d artifacts, and more are not kept: remove some", session.files)
-	case session != nil && b.cfg.MaxSessionSize > 0 && session.bytes+size > b.cfg.MaxSessionSize:
-		return refuse("session_quota", "the artifacts of this session may have %s together, and %s are kept already: remove some", human(b.cfg.MaxSessionSize), human(session.bytes))
-	case b.cfg.MaxTenantSize > 0 && tenant.bytes+size > b.cfg.MaxTenantSize:
-		return refuse("tenant_quota", "your artifacts may have %s together, and %s are kept already: remove some", human(b.cfg.MaxTenantSize), human(tenant.bytes))
+	case session != nil && b.cfg.MaxSessionSize > 0 && session.charge()+more > b.cfg.MaxSessionSize:
+		return refuse("session_quota", "the artifacts of this session may have %s together, and %s are kept already, with 4 KiB for each file: remove some", human(b.cfg.MaxSessionSize), human(session.charge()))
+	case b.cfg.MaxTenantSize > 0 && tenant.charge()+more > b.cfg.MaxTenantSize:
+		return refuse("tenant_quota", "your artifacts may have %s together, and %s are kept already, with 4 KiB for each file: remove some", human(b.cfg.MaxTenantSize), human(tenant.charge()))
 	}
 	b.add(size, 1)
 	return nil

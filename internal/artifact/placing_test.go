@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/covehq/cove/internal/artifact"
+	"github.com/covehq/cove/internal/diskspace"
 )
 
 var errClogged = errors.New("no space left")
@@ -38,7 +39,7 @@ func (d cloggedDraft) Place() (bool, error) {
 func TestWhatCannotBePlacedEndsACollection(t *testing.T) {
 	const files, size = 50, 100
 	cfg := defaults
-	cfg.MaxTenantSize = files * size // all of them fit, once
+	cfg.MaxTenantSize = diskspace.Charge(files*size, files) // all of them fit, once
 	w := newWorld(t, cfg)
 	left := new(atomic.Int64)
 	k, err := artifact.New(t.Context(), cfg, clogged{w.blobs, left}, w.index)

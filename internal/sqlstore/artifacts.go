@@ -344,7 +344,7 @@ func (s *Store) ArtifactsHeld(ctx context.Context, tenant, session string) (h ar
 			return err
 		}
 		if name == "" {
-			h.Tenant = bytes
+			h.Tenant, h.TenantFiles = bytes, files
 			return nil
 		}
 		h.Session, h.Files = bytes, files

@@ -93,7 +93,7 @@ func TestListsAndSumsAreRightWhileServersAddAndRemove(t *testing.T) {
 		}
 		return nil
 	})
-	want := artifact.Held{Tenant: 30, Session: 30, Files: 3}
+	want := artifact.Held{Tenant: 30, TenantFiles: 3, Session: 30, Files: 3}
 	if held, err := servers[0].ArtifactsHeld(t.Context(), "acme", "s0"); err != nil || held != want {
 		t.Errorf("held is %+v, %v", held, err)
 	}

@@ -69,7 +69,7 @@ func artifactsWhole(t *testing.T, s artifact.Index) {
 	wantKind(t, err, fault.NotFound)
 	held, err := s.ArtifactsHeld(t.Context(), "acme", "s1")
 	must(t, err)
-	wantSame(t, held, artifact.Held{Tenant: 10, Session: 10, Files: 1})
+	wantSame(t, held, artifact.Held{Tenant: 10, TenantFiles: 1, Session: 10, Files: 1})
 }
 
 func artifactsMany(t *testing.T, s artifact.Index) {
@@ -84,7 +84,7 @@ func artifactsMany(t *testing.T, s artifact.Index) {
 	wantSame(t, page.Artifacts, list)
 	held, err := s.ArtifactsHeld(t.Context(), "acme", "s1")
 	must(t, err)
-	wantSame(t, held, artifact.Held{Tenant: 1300, Session: 1300, Files: 130})
+	wantSame(t, held, artifact.Held{Tenant: 1300, TenantFiles: 130, Session: 1300, Files: 130})
 }
 
 func artifactDatasets(t *testing.T, s artifact.Index) {
@@ -160,11 +160,11 @@ func artifactSums(t *testing.T, s artifact.Index) {
 	b.Session, b.Expires = "", time.Time{}
 	c.Session = "s2"
 	addAll(t, s, a, b, c)
-	want("acme", "s1", artifact.Held{Tenant: 30, Session: 10, Files: 1})
-	want("acme", "", artifact.Held{Tenant: 30})
+	want("acme", "s1", artifact.Held{Tenant: 30, TenantFiles: 3, Session: 10, Files: 1})
+	want("acme", "", artifact.Held{Tenant: 30, TenantFiles: 3})
 	want("umbrella", "s1", artifact.Held{})
 	must(t, s.RemoveArtifact(t.Context(), "acme", b.ID))
-	want("acme", "s2", artifact.Held{Tenant: 20, Session: 10, Files: 1})
+	want("acme", "s2", artifact.Held{Tenant: 20, TenantFiles: 2, Session: 10, Files: 1})
 	_, err := s.RemoveExpired(t.Context(), epoch.Add(2*time.Hour), 10)
 	must(t, err)
 	want("acme", "s1", artifact.Held{})
