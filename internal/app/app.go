@@ -23,6 +23,7 @@ import (
 	"github.com/covehq/cove/internal/config"
 	"github.com/covehq/cove/internal/connlimit"
 	"github.com/covehq/cove/internal/dialect/cove"
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/gateway"
 	"github.com/covehq/cove/internal/sandbox"
@@ -51,6 +52,7 @@ type Server struct {
 	cfg          config.Config
 	log          *slog.Logger
 	limiter      *connlimit.Limiter          // of the connections of every listener
+	bodies       *transfer.Budget            // of the requests of every listener
 	ready        func(context.Context) error // whether sandboxes can be made
 	herald       *herald                     // writes the ready file where this process may not; nil: it may
 	certificate  *tls.Certificate            // that was given for the TLS listener; nil: the server makes its own
@@ -83,7 +85,7 @@ func Start(ctx context.Context, cfg config.Config, log *slog.Logger, progress Pr
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, log: log, limiter: newLimiter(cfg, log)}
+	s := &Server{cfg: cfg, log: log, limiter: newLimiter(cfg, log), bodies: newBodies(hostLimits(cfg.DataDir).MemoryBytes)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.undo.run())
@@ -308,7 +310,7 @@ func (s *Server) serve(cfg gateway.Config) {
 // for as long as they like.
 func (s *Server) newHTTP(base context.Context, h http.Handler) *http.Server {
 	return &http.Server{
-		Handler:           s.limiter.Handler(s.tracing.Handler(h)),
+		Handler:           s.limiter.Handler(s.bodies.Handler(s.tracing.Handler(h))),
 		ConnContext:       s.limiter.ConnContext,
 		ConnState:         s.limiter.ConnState,
 		BaseContext:       func(net.Listener) context.Context { return base },

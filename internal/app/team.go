@@ -176,7 +176,7 @@ func (s *Server) servePeers(base context.Context) {
 		t.doors[doorKubernetes] = s.tracing.Handler(s.gateways[1])
 	}
 	server := s.newHTTP(base, s.gateways[0])
-	server.Handler = s.limiter.Handler(t.fleet.Peers(t.doors))
+	server.Handler = s.limiter.Handler(s.bodies.Handler(t.fleet.Peers(t.doors)))
 	s.http = append(s.http, server)
 	go func() { s.served <- server.Serve(tls.NewListener(t.listener, t.identity.Server())) }()
 }

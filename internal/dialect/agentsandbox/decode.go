@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/covehq/cove/internal/dialect/transfer"
+	"github.com/covehq/cove/internal/fault"
 )
 
 // maxBody bounds an object as it is posted. What a server adds to one fits into a document beside it.
@@ -45,9 +46,13 @@ func (c *call) content(types ...string) (body []byte, media string, err error) {
 	if err != nil || !known {
 		return nil, "", refuse(http.StatusUnsupportedMediaType, reasonMedia, "the body of the request was in an unknown format - accepted media types include: %s", strings.Join(types, ", "))
 	}
-	body, err = io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, maxBody))
+	body, err = transfer.ReadJSON(c.ctx(), c.who.Tenant, http.MaxBytesReader(c.w, c.r.Body, maxBody))
 	var large *http.MaxBytesError
 	switch {
+	case transfer.OverBudget(err):
+		return nil, "", err
+	case fault.Is(err, fault.Invalid):
+		return nil, "", badRequest("%s", fault.Message(err))
 	case errors.As(err, &large):
 		return nil, "", tooLarge()
 	case errors.Is(err, os.ErrDeadlineExceeded):

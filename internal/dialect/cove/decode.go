@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -45,8 +46,12 @@ func setReadDeadline(w http.ResponseWriter, t time.Time) {
 // decode reads a JSON body into value and refuses what it does not know, so that a typo is an error and not a default.
 // An empty body is an empty object, unless the route needs one.
 func (c *call) decode(limit int64, value any) error {
-	body, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, limit))
+	body, err := transfer.ReadJSON(c.ctx(), c.who.Tenant, http.MaxBytesReader(c.w, c.r.Body, limit))
 	if err != nil {
+		var told *fault.Error
+		if errors.As(err, &told) {
+			return err
+		}
 		var tooLarge *http.MaxBytesError
 		if errors.As(err, &tooLarge) {
 			return fault.New(fault.Invalid, "the request body is over the limit of %d bytes; put large content into a file with PUT …/files", tooLarge.Limit)
@@ -60,6 +65,11 @@ func (c *call) decode(limit int64, value any) error {
 	if c.needsBody && len(body) == 0 {
 		return fault.New(fault.Invalid, "the request has no body: send a JSON object with %s", strings.Join(fields(reflect.TypeOf(value)), ", "))
 	}
+	done, err := transfer.DecodeTurn(c.ctx(), body)
+	if err != nil {
+		return err
+	}
+	defer done()
 	return Decode(body, value)
 }
 

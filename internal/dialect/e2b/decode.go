@@ -15,7 +15,7 @@ import (
 
 // decode reads a JSON body into value; an absent one leaves it as it is.
 func (c *call) decode(value any) error {
-	err := transfer.Object(c.w, c.r, value)
+	err := transfer.Object(c.w, c.r, c.who.Tenant, value)
 	var large *http.MaxBytesError
 	if errors.As(err, &large) {
 		return &exact{problem{Code: http.StatusRequestEntityTooLarge, Message: transfer.TooLarge}, err}

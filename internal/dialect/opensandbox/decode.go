@@ -17,7 +17,7 @@ var idForm = regexp.MustCompile(`^[a-z0-9]{1,64}$`)
 
 // decode reads a JSON body into value; an absent one leaves it as it is.
 func (c *call) decode(value any) error {
-	err := transfer.Object(c.w, c.r, value)
+	err := transfer.Object(c.w, c.r, c.who.Tenant, value)
 	var large *http.MaxBytesError
 	if errors.As(err, &large) {
 		return told(http.StatusRequestEntityTooLarge, codeTooLarge, transfer.TooLarge)

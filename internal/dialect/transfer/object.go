@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"io"
 	"net/http"
 	"os"
 	"time"
@@ -34,12 +33,15 @@ func SetReadDeadline(w http.ResponseWriter, t time.Time) {
 	_ = http.NewResponseController(w).SetReadDeadline(t) // a writer without deadlines has no connection that could stall
 }
 
-// Object reads a JSON body into value; an absent one leaves it as it is. What is wrong with it is fault.Invalid, and of one that
-// is too large also an *http.MaxBytesError.
-func Object(w http.ResponseWriter, r *http.Request, value any) error {
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxObject))
+// Object reads a JSON body, which a tenant pays as ReadJSON says, into value; an absent one leaves value as it is. What is wrong
+// with it is fault.Invalid, and of one that is too large also an *http.MaxBytesError.
+func Object(w http.ResponseWriter, r *http.Request, tenant string, value any) error {
+	body, err := ReadJSON(r.Context(), tenant, http.MaxBytesReader(w, r.Body, maxObject))
 	var large *http.MaxBytesError
+	var told *fault.Error
 	switch {
+	case errors.As(err, &told):
+		return err
 	case errors.As(err, &large):
 		return fault.Wrap(fault.Invalid, err, TooLarge)
 	case errors.Is(err, os.ErrDeadlineExceeded):

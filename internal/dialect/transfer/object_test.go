@@ -29,7 +29,7 @@ func TestAnObjectIsReadOrRefused(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := asked{"before"}
-			err := transfer.Object(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/", strings.NewReader(c.body)), &got)
+			err := transfer.Object(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/", strings.NewReader(c.body)), "", &got)
 			if got.Name != c.want || (err == nil) != (c.message == "") || err != nil && (!fault.Is(err, fault.Invalid) || fault.Message(err) != c.message) {
 				t.Errorf("%+v, %v", got, err)
 			}

@@ -10,6 +10,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/covehq/cove/internal/dialect/transfer"
+	"github.com/covehq/cove/internal/fault"
 )
 
 // maxBody is how long the body of a command may be: programs send files in here-documents.
@@ -74,14 +77,24 @@ func decodeExecute(c *call) (req executeRequest, k key, err error) {
 	if req.patience, err = ParseTimeout(wait); err != nil {
 		return req, k, refused(http.StatusBadRequest, "%s", err)
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, maxBody))
+	body, err := transfer.ReadJSON(c.ctx(), c.who.Tenant, http.MaxBytesReader(c.w, c.r.Body, maxBody))
 	var large *http.MaxBytesError
+	var told *fault.Error
 	switch {
+	case errors.Is(err, transfer.ErrShare): // which place.Status would make a 413
+		return req, k, refused(http.StatusTooManyRequests, "%s", fault.Message(err))
+	case errors.As(err, &told):
+		return req, k, err
 	case errors.As(err, &large):
 		return req, k, refused(http.StatusRequestEntityTooLarge, "a command has at most %d MiB: upload a script and run that", maxBody>>20)
 	case err != nil:
 		return req, k, refused(http.StatusBadRequest, "the request body could not be read")
 	}
+	done, err := transfer.DecodeTurn(c.ctx(), body)
+	if err != nil {
+		return req, k, err
+	}
+	defer done()
 	if err := json.Unmarshal(body, &req); err != nil {
 		return req, k, refused(http.StatusBadRequest, `the request body is not the JSON of {"command": "text"}`)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/auth"
 	"github.com/covehq/cove/internal/dialect/agentsandbox/place"
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -57,7 +58,9 @@ func (rt *Runtime) start(c *call, r *run, req executeRequest) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(c.ctx()))
 	rt.runs.begin(r, cancel, req.patience > 0)
 	who := c.who
+	done := transfer.Keep(c.ctx()) // the work has the command, also when its client has left
 	rt.work.Go(func() {
+		defer done()
 		defer cancel()
 		defer context.AfterFunc(rt.life, cancel)()
 		if answer > 0 {

@@ -16,6 +16,7 @@ import (
 	"github.com/covehq/cove/internal/auth"
 	"github.com/covehq/cove/internal/dialect/agentsandbox/place"
 	"github.com/covehq/cove/internal/dialect/agentsandbox/sandboxd/processpb/processpbconnect"
+	"github.com/covehq/cove/internal/dialect/rpcbudget"
 	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/fault"
 )
@@ -45,7 +46,8 @@ const maxMessage = 4 << 20
 // New makes a handler.
 func New(m Domain, log *slog.Logger) *Handler {
 	h := &Handler{sandboxes: m, home: home, log: log}
-	_, h.rpc = processpbconnect.NewProcessServiceHandler(&processes{h}, connect.WithReadMaxBytes(maxMessage))
+	_, h.rpc = processpbconnect.NewProcessServiceHandler(&processes{h}, connect.WithReadMaxBytes(maxMessage),
+		connect.WithInterceptors(rpcbudget.Interceptor{}))
 	return h
 }
 
@@ -63,7 +65,8 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, p auth.Principal
 	defer done()
 	v := visit{p, id}
 	if strings.HasPrefix(r.URL.Path, "/"+processpbconnect.ProcessServiceName+"/") {
-		h.rpc.ServeHTTP(w, patient.WithContext(context.WithValue(patient.Context(), visitKey{}, v)))
+		counted := rpcbudget.Request(patient, p.Tenant)
+		h.rpc.ServeHTTP(w, counted.WithContext(context.WithValue(counted.Context(), visitKey{}, v)))
 		return
 	}
 	if err := h.route(&call{w: w, r: patient, visit: v}); err != nil {

@@ -83,7 +83,7 @@ func (q buildRequest) limits() (l template.Limits, err error) {
 
 func (b *Builder) requestBuild(c *call) error {
 	var q buildRequest
-	if err := decode(c.w, c.r, &q); err != nil {
+	if err := c.decode(&q); err != nil {
 		return err
 	}
 	name, tags, limits, err := q.plan()
@@ -215,7 +215,7 @@ func (b *Builder) startBuild(c *call) error {
 		return err
 	}
 	var q startRequest
-	if err := decode(c.w, c.r, &q); err != nil {
+	if err := c.decode(&q); err != nil {
 		return err
 	}
 	if err := q.validate(); err != nil {

@@ -31,7 +31,7 @@ func TestLargeRequestsForBuildsAreRefused(t *testing.T) {
 			{"a start command", with("startCmd", 32<<10+1), "startCmd and readyCmd may have 32768 bytes each; put more into a file"},
 			{"a ready command", with("readyCmd", 32<<10+1), "startCmd and readyCmd may have 32768 bytes each; put more into a file"},
 			{"a template", with("fromTemplate", 2000), "the name of what a build starts from is longer than 1024 bytes"},
-			{"steps of little text", fromBase(slices.Repeat([]js{empty}, 500)...), "the steps take more than 8 MiB"},
+			{"steps of little text", fromBase(slices.Repeat([]js{empty}, 500)...), "the lists and objects of the request body have more than 32768 members; put large content into a file"},
 		} {
 			status, out := w.ask("POST", start, c.body)
 			if status != http.StatusBadRequest || out["message"] != c.want {

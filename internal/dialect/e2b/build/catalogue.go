@@ -218,7 +218,7 @@ func (b *Builder) publish(c *call) error {
 	var q struct {
 		Public *bool `json:"public"`
 	}
-	if err := decode(c.w, c.r, &q); err != nil {
+	if err := c.decode(&q); err != nil {
 		return err
 	}
 	e, err := c.template()
@@ -271,7 +271,7 @@ type tagsRequest struct {
 
 // decodeTags reads a request about tags of a template of the caller's.
 func (b *Builder) decodeTags(c *call) (q tagsRequest, r ref, e *entry, err error) {
-	if err = decode(c.w, c.r, &q); err != nil {
+	if err = c.decode(&q); err != nil {
 		return
 	}
 	name := cmp.Or(q.Target, q.Name)

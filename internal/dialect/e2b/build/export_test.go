@@ -44,7 +44,7 @@ func Destinations(src, dest string, destDir bool, entries []Packed) []string {
 // DecodeBuild reads a request for a build.
 func DecodeBuild(w http.ResponseWriter, r *http.Request) error {
 	var q buildRequest
-	if err := decode(w, r, &q); err != nil {
+	if err := (&call{w: w, r: r}).decode(&q); err != nil {
 		return err
 	}
 	_, _, _, err := q.plan()
@@ -54,7 +54,7 @@ func DecodeBuild(w http.ResponseWriter, r *http.Request) error {
 // DecodeStart reads the steps of a build.
 func DecodeStart(w http.ResponseWriter, r *http.Request) error {
 	var q startRequest
-	if err := decode(w, r, &q); err != nil {
+	if err := (&call{w: w, r: r}).decode(&q); err != nil {
 		return err
 	}
 	return q.validate()

@@ -1,6 +1,7 @@
 package build
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
@@ -155,18 +156,21 @@ func (c *call) answer(status int, value any) error {
 }
 
 // decode reads a JSON body. Unknown fields are of newer clients and left alone.
-func decode(w http.ResponseWriter, r *http.Request, into any) error {
-	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
-	err := d.Decode(into)
+func (c *call) decode(into any) error {
+	body, err := transfer.ReadJSON(c.r.Context(), c.who.Tenant, http.MaxBytesReader(c.w, c.r.Body, maxBody))
 	if err == nil {
-		if _, more := d.Token(); !errors.Is(more, io.EOF) {
-			err = errors.New("something follows the JSON value")
+		d := json.NewDecoder(bytes.NewReader(body))
+		if err = d.Decode(into); err == nil {
+			if _, more := d.Token(); !errors.Is(more, io.EOF) {
+				err = errors.New("something follows the JSON value")
+			}
 		}
 	}
 	var large *http.MaxBytesError
+	var told *fault.Error
 	switch {
-	case err == nil:
-		return nil
+	case err == nil || errors.As(err, &told):
+		return err
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		return fault.Wrap(fault.Invalid, err, "the request's body did not come in time")
 	case errors.As(err, &large):

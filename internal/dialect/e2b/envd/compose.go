@@ -1,6 +1,7 @@
 package envd
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,8 @@ import (
 	"net/http"
 
 	"github.com/covehq/cove/internal/agentapi"
+	"github.com/covehq/cove/internal/dialect/e2b/target"
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -35,7 +38,14 @@ func (h *Handler) composed(r *http.Request) (written, error) {
 		Destination string   `json:"destination"`
 		Username    string   `json:"username"`
 	}
-	if err := json.NewDecoder(io.LimitReader(r.Body, maxCompose)).Decode(&req); err != nil {
+	body, err := transfer.ReadJSON(r.Context(), target.From(r.Context()).Who.Tenant, io.LimitReader(r.Body, maxCompose))
+	if told := (*fault.Error)(nil); errors.As(err, &told) {
+		return written{}, err
+	}
+	if err == nil {
+		err = json.NewDecoder(bytes.NewReader(body)).Decode(&req)
+	}
+	if err != nil {
 		return written{}, fault.Wrap(fault.Invalid, err, "the body is not the JSON of a compose: %v", err)
 	}
 	if len(req.Sources) == 0 || len(req.Sources) > maxSources || req.Destination == "" {

@@ -16,6 +16,7 @@ import (
 	"github.com/covehq/cove/internal/auth"
 	"github.com/covehq/cove/internal/dialect/e2b/envd/envdpb/envdpbconnect"
 	"github.com/covehq/cove/internal/dialect/e2b/target"
+	"github.com/covehq/cove/internal/dialect/rpcbudget"
 	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/sandbox"
 )
@@ -69,7 +70,7 @@ type boundedCommand struct{ connect.StreamingHandlerConn }
 
 func (c boundedCommand) Receive(message any) error {
 	err := c.StreamingHandlerConn.Receive(message)
-	if connect.CodeOf(err) == connect.CodeResourceExhausted {
+	if connect.CodeOf(err) == connect.CodeResourceExhausted && !transfer.OverBudget(err) {
 		return connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("the command is too long: %s, and all of it %d bytes",
 			agentapi.ArgumentLimit, maxMessage))
 	}
@@ -88,9 +89,11 @@ type Handler struct {
 // New makes a handler. Close ends what outlives requests.
 func New(s Sandboxes, tokens target.Tokens, log *slog.Logger) *Handler {
 	h := &Handler{sandboxes: s, tokens: tokens, log: log, mux: http.NewServeMux(), pollers: newPollers()}
-	limits := connect.WithHandlerOptions(connect.WithConditionalHandlerOptions(bound), connect.WithInterceptors(commandBound{}))
-	h.mux.Handle(envdpbconnect.NewProcessHandler(&processes{h}, limits))
-	h.mux.Handle(envdpbconnect.NewFilesystemHandler(&filesystem{h}, limits))
+	limits := connect.WithHandlerOptions(connect.WithConditionalHandlerOptions(bound), connect.WithInterceptors(commandBound{}, rpcbudget.Interceptor{}))
+	path, rpc := envdpbconnect.NewProcessHandler(&processes{h}, limits)
+	h.mux.Handle(path, counted(rpc))
+	path, rpc = envdpbconnect.NewFilesystemHandler(&filesystem{h}, limits)
+	h.mux.Handle(path, counted(rpc))
 	h.mux.HandleFunc("GET /files", h.download)
 	h.mux.HandleFunc("POST /files", h.upload)
 	h.mux.HandleFunc("POST /files/compose", h.compose)
@@ -102,6 +105,13 @@ func New(s Sandboxes, tokens target.Tokens, log *slog.Logger) *Handler {
 		refuse(w, http.StatusNotFound, "there is no "+r.Method+" "+r.URL.Path+" here")
 	})
 	return h
+}
+
+// counted has the owner of the sandbox pay for the messages of rpc.
+func counted(rpc http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		rpc.ServeHTTP(w, rpcbudget.Request(r, target.From(r.Context()).Who.Tenant))
+	})
 }
 
 // Close ends the watchers that are asked from time to time; requests end with their server.

@@ -4,79 +4,22 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"io"
 	"net/http"
 	"os"
-	"slices"
 	"strings"
-	"sync"
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/dialect/transfer"
+	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 )
 
 // maxBody is what a request may have: code of sandbox.MaxCode may become six times as long by escaping.
 const maxBody = 6*sandbox.MaxCode + 1<<20
 
-// maxSmall is what a request about contexts may have: the SDKs send no token with it, so anybody may.
-const maxSmall = 64 << 10
-
-// maxInFlight is what the long bodies of all requests may take together while they are read. Those of up to maxSmall are not
-// counted: nobody who sends long ones keeps others from running their code.
-const maxInFlight = 512 << 20
-
-// budget is a number of bytes that many share.
-type budget struct {
-	mu   sync.Mutex
-	left int64
-}
-
-func (b *budget) take(n int64) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if n > b.left {
-		return false
-	}
-	b.left -= n
-	return true
-}
-
-func (b *budget) give(n int64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.left += n
-}
-
-var errBusy = &refusal{http.StatusServiceUnavailable, "the server is busy with other long requests, try again"}
-
-// readCounted reads all of a body; what is read beyond maxSmall is taken from a budget until the end of the read.
-func readCounted(from io.Reader, b *budget) ([]byte, error) {
-	whole, err := io.ReadAll(io.LimitReader(from, maxSmall))
-	if err != nil || len(whole) < maxSmall {
-		return whole, err
-	}
-	var taken int64
-	defer func() { b.give(taken) }()
-	for {
-		if len(whole) == cap(whole) {
-			more := int64(cap(whole)) // twice as much from here on, while the old bytes are copied
-			if !b.take(more) {
-				return nil, errBusy
-			}
-			taken += more
-			whole = slices.Grow(whole, int(more))
-		}
-		n, err := from.Read(whole[len(whole):cap(whole)])
-		whole = whole[:len(whole)+n]
-		switch {
-		case err == io.EOF:
-			return whole, nil
-		case err != nil:
-			return nil, err
-		}
-	}
-}
+// maxSmall is what a request about contexts may have: the SDKs send no token with it. No budget
+// counts it.
+const maxSmall = transfer.FreeBody
 
 // execution is what POST /execute asks for.
 type execution struct {
@@ -164,12 +107,15 @@ func (c *call) body() ([]byte, error) {
 	if c.r.URL.Path != "/execute" {
 		limit = maxSmall
 	}
-	b, err := readCounted(http.MaxBytesReader(c.w, r.Body, limit), &c.in.inFlight)
+	b, err := transfer.ReadJSON(c.ctx(), c.t.Who.Tenant, http.MaxBytesReader(c.w, r.Body, limit))
 	var large *http.MaxBytesError
-	var no *refusal
 	switch {
-	case errors.As(err, &no):
-		return nil, no
+	case errors.Is(err, transfer.ErrShare):
+		return nil, &refusal{http.StatusTooManyRequests, fault.Message(err)}
+	case errors.Is(err, transfer.ErrTotal):
+		return nil, &refusal{http.StatusServiceUnavailable, fault.Message(err)}
+	case fault.Is(err, fault.Invalid):
+		return nil, &refusal{http.StatusBadRequest, fault.Message(err)}
 	case errors.As(err, &large):
 		return nil, &refusal{http.StatusRequestEntityTooLarge, "the request is too large"}
 	case errors.Is(err, os.ErrDeadlineExceeded):

@@ -12,6 +12,7 @@ import (
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/dialect/e2b/target"
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -20,7 +21,12 @@ func (in *Interpreter) execute(c *call) error {
 	if err != nil {
 		return err
 	}
+	done, err := transfer.DecodeTurn(c.ctx(), body)
+	if err != nil {
+		return err
+	}
 	req, err := decodeExecution(body)
+	done()
 	if err != nil {
 		return c.unprocessable(err)
 	}

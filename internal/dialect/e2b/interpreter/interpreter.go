@@ -40,13 +40,12 @@ type Interpreter struct {
 	http.Handler
 	sandboxes Sandboxes
 	log       *slog.Logger
-	inFlight  budget   // of the long bodies of all requests
 	making    underway // the contexts: many requests at once must not pass the bound that each alone keeps
 }
 
 // New makes the handler; every request's context carries its target.
 func New(s Sandboxes, log *slog.Logger) *Interpreter {
-	in := &Interpreter{sandboxes: s, log: log, inFlight: budget{left: maxInFlight}, making: underway{by: map[string]int{}}}
+	in := &Interpreter{sandboxes: s, log: log, making: underway{by: map[string]int{}}}
 	mux := http.NewServeMux()
 	for pattern, serve := range map[string]func(*call) error{
 		"GET /health":                 in.health,

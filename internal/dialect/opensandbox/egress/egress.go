@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io"
 	"log/slog"
 	"net/http"
 	"path"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/covehq/cove/internal/auth"
 	"github.com/covehq/cove/internal/dialect/opensandbox/access"
+	"github.com/covehq/cove/internal/dialect/transfer"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 )
@@ -158,12 +158,15 @@ func (c *call) answerWith(status int, value any) {
 
 // body reads a request's whole body.
 func (c *call) body() ([]byte, error) {
-	raw, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, maxBody))
+	raw, err := transfer.ReadJSON(c.r.Context(), c.t.Who.Tenant, http.MaxBytesReader(c.w, c.r.Body, maxBody))
 	if err == nil {
 		setReadDeadline(c.w, time.Time{})
 	}
 	var large *http.MaxBytesError
+	var told *fault.Error
 	switch {
+	case errors.As(err, &told):
+		return nil, err
 	case errors.As(err, &large):
 		return nil, &refusal{http.StatusRequestEntityTooLarge, "EGRESS::TOO_LARGE", "a policy has at most 1 MiB"}
 	case err != nil:

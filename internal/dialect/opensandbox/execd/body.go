@@ -4,10 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"io"
 	"net/http"
 	"os"
 
+	"github.com/covehq/cove/internal/dialect/transfer"
+	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 )
 
@@ -18,9 +19,12 @@ const (
 
 // decode reads a request's JSON. A body that is empty is one only where none is needed.
 func (c *call) decode(limit int64, needed bool, value any) error {
-	raw, err := io.ReadAll(http.MaxBytesReader(c.w, c.r.Body, limit))
+	raw, err := transfer.ReadJSON(c.ctx(), c.t.Who.Tenant, http.MaxBytesReader(c.w, c.r.Body, limit))
 	var large *http.MaxBytesError
+	var told *fault.Error
 	switch {
+	case errors.As(err, &told):
+		return err
 	case errors.As(err, &large):
 		return &refusal{http.StatusRequestEntityTooLarge, codeBody, "the request is too large"}
 	case errors.Is(err, os.ErrDeadlineExceeded):
@@ -32,6 +36,11 @@ func (c *call) decode(limit int64, needed bool, value any) error {
 	case len(bytes.TrimSpace(raw)) == 0:
 		return invalid("the request has no body; it is JSON")
 	}
+	done, err := transfer.DecodeTurn(c.ctx(), raw)
+	if err != nil {
+		return err
+	}
+	defer done()
 	return decode(raw, value)
 }
 
