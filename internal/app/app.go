@@ -317,9 +317,8 @@ func (s *Server) newHTTP(base context.Context, h http.Handler) *http.Server {
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       6 * time.Minute, // the Python SDK keeps a connection for five, and a request must not meet its end
 		MaxHeaderBytes:    64 << 10,
-		// A JavaScript SDK keeps up to 2,000 streams open on the connections that it has.
-		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: 2000},
-		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 }
 

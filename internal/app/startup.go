@@ -32,14 +32,14 @@ func (s *Server) listenAll() (peers net.Listener, err error) {
 	s.base, s.cancel = context.WithCancelCause(context.Background())
 	s.served = make(chan error, 4) // one for each listener
 	s.undo.add("close connections", s.closeConnections)
-	s.answer(plain, s.plain(s.startup))
+	s.answer(plain, s.plain(s.startup), maxStreams)
 	if secure != nil {
 		s.tls.useGiven(s.certificate, certificateDir(s.cfg.DataDir, s.cfg.TLS.Domain))
-		s.answer(s.tls.listener(secure), s.startup)
+		s.answer(s.tls.listener(secure), s.startup, maxStreams)
 	}
 	if f := s.facade; f != nil {
 		f.tls.useGiven(f.given, certificateDir(s.cfg.DataDir, facadeName))
-		f.http = s.answer(f.tls.listener(f.listener), f.startup)
+		f.http = s.answer(f.tls.listener(f.listener), f.startup, maxKubernetesStreams)
 	}
 	return peers, nil
 }
@@ -52,9 +52,10 @@ func (s *Server) plain(h http.Handler) http.Handler {
 	return gateway.PlainHTTP(h, trustedProxies(s.cfg))
 }
 
-// answer serves a listener until the server closes.
-func (s *Server) answer(l net.Listener, h http.Handler) *http.Server {
+// answer serves a listener until the server closes. A connection of it may have so many streams.
+func (s *Server) answer(l net.Listener, h http.Handler, streams int) *http.Server {
 	server := s.newHTTP(s.base, h)
+	server.HTTP2.MaxConcurrentStreams = streams
 	s.http = append(s.http, server)
 	go func() { s.served <- server.Serve(l) }()
 	return server

@@ -16,7 +16,7 @@ type conn struct {
 	net.Conn
 	limiter *Limiter
 	stall   time.Duration
-	share   bool // it counts against its address's share
+	share   bool // it counts against the share of its address
 	from    netip.Prefix
 
 	// Guarded by the limiter's mu.
@@ -108,6 +108,15 @@ type streamWriter struct {
 
 // streamPiece is how much is written at once: a reader must take that much within the stall time.
 const streamPiece = 16 << 10
+
+// WriteHeader leaves the peer less time for an answer that refuses the request.
+func (w *streamWriter) WriteHeader(status int) {
+	switch status {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound:
+		w.stall = min(w.stall, refusalTime)
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
 
 func (w *streamWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 

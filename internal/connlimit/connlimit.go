@@ -21,7 +21,15 @@ type Config struct {
 	PerAddress int            // of one IPv4 address, or of one /64 of IPv6
 	Trusted    []netip.Prefix // proxies: each stands for many clients and has no share of its own
 	Stall      time.Duration  // a peer that reads nothing for so long is cut off
+
+	// TotalStreams and StreamsPerAddress bound the requests that are open at the same time over
+	// HTTP/2. Over HTTP/1 a connection has one at most.
+	TotalStreams, StreamsPerAddress int
 }
+
+// refusalTime is how long a peer may take to read an answer that refuses it, over HTTP/2. An open
+// stream takes some 17 KB, and a client needs no key for such a stream.
+const refusalTime = 10 * time.Second
 
 // warnEvery keeps a flood of connections from becoming a flood of log lines.
 const warnEvery = time.Minute
@@ -38,6 +46,7 @@ type Limiter struct {
 	total  int
 	spare  evictable              // of all addresses
 	peers  map[netip.Prefix]*peer // that have a connection
+	open   int                    // streams
 	warned time.Time
 	closed int // connections that were closed for want of room since warned
 }
@@ -57,6 +66,7 @@ func (e *evictable) oldest() *conn {
 // peer is an address with a connection.
 type peer struct {
 	n     int
+	open  int // streams
 	spare evictable
 }
 
@@ -126,7 +136,8 @@ func (l *Limiter) trusts(ip netip.Addr) bool {
 func (l *Limiter) admit(c *conn) (victim *conn, ok bool) {
 	ip := remoteIP(c.Conn)
 	c.from = sharePrefix(ip)
-	share := c.share && l.cfg.PerAddress > 0 && !l.trusts(ip)
+	c.share = c.share && !l.trusts(ip)
+	share := c.share && l.cfg.PerAddress > 0
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.peers[c.from]
@@ -166,7 +177,7 @@ func (l *Limiter) warn(c *conn) {
 	if time.Since(l.warned) < warnEvery {
 		return
 	}
-	l.log.Warn("no room for a connection: raise server.max_connections or server.max_connections_per_address, or name the proxy in server.trusted_proxies",
+	l.log.Warn("no room for a connection or a stream: raise server.max_connections or server.max_connections_per_address, or name the proxy in server.trusted_proxies",
 		"address", c.from, "connections", l.total, "closed", l.closed)
 	l.warned, l.closed = time.Now(), 0
 }
@@ -179,9 +190,39 @@ func (l *Limiter) forget(c *conn) {
 	l.unlist(c)
 	c.counted = false
 	l.total--
-	if c.peer.n--; c.peer.n == 0 {
+	c.peer.n--
+	l.drop(c)
+}
+
+// drop forgets an address that has neither a connection nor a stream. The caller holds mu.
+func (l *Limiter) drop(c *conn) {
+	if c.peer.n == 0 && c.peer.open == 0 && l.peers[c.from] == c.peer {
 		delete(l.peers, c.from)
 	}
+}
+
+// openStream counts a request over HTTP/2, unless there are too many.
+func (l *Limiter) openStream(c *conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	full := l.cfg.TotalStreams > 0 && l.open >= l.cfg.TotalStreams
+	share := c.share && l.cfg.StreamsPerAddress > 0
+	if full || share && c.peer.open >= l.cfg.StreamsPerAddress {
+		l.warn(c)
+		return false
+	}
+	l.open++
+	c.peer.open++
+	return true
+}
+
+// closeStream counts the end of a request that openStream has counted.
+func (l *Limiter) closeStream(c *conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.open--
+	c.peer.open--
+	l.drop(c)
 }
 
 // unlist takes a connection from the lists of those that may be closed. The caller holds mu.
@@ -250,14 +291,32 @@ func (l *Limiter) Handler(h http.Handler) http.Handler {
 		}
 		l.begin(c)
 		defer l.end(c)
-		if r.ProtoMajor > 1 && l.cfg.Stall > 0 {
-			to := http.NewResponseController(w)
-			w = &streamWriter{ResponseWriter: w, to: to, stall: l.cfg.Stall}
-			// What the handler left in net/http's buffer is written after it.
-			defer func() { _ = to.SetWriteDeadline(time.Now().Add(l.cfg.Stall)) }()
+		if r.ProtoMajor == 1 {
+			h.ServeHTTP(w, r)
+			return
 		}
-		h.ServeHTTP(w, r)
+		if !l.openStream(c) {
+			// Without a body the answer does not wait for the peer's window.
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(http.StatusServiceUnavailable)
+			_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(refusalTime))
+			return
+		}
+		defer l.closeStream(c)
+		l.serveStream(h, w, r)
 	})
+}
+
+// serveStream answers a request over HTTP/2, which resets its stream if the peer does not read.
+func (l *Limiter) serveStream(h http.Handler, w http.ResponseWriter, r *http.Request) {
+	if l.cfg.Stall <= 0 {
+		h.ServeHTTP(w, r)
+		return
+	}
+	stream := &streamWriter{ResponseWriter: w, to: http.NewResponseController(w), stall: l.cfg.Stall}
+	// What the handler left in net/http's buffer is written after it.
+	defer func() { _ = stream.to.SetWriteDeadline(time.Now().Add(stream.stall)) }()
+	h.ServeHTTP(stream, r)
 }
 
 func unwrap(c net.Conn) *conn {

@@ -312,3 +312,150 @@ func TestStream_ShortAnswerStalled(t *testing.T) {
 		}
 	}
 }
+
+// serveWaiting answers like serve, over HTTP/2 too, and without a key for /refused.
+func serveWaiting(t *testing.T, cfg connlimit.Config) (s *httptest.Server, waiting chan string) {
+	t.Helper()
+	waiting = make(chan string, 100)
+	limiter := connlimit.New(cfg, slog.New(slog.DiscardHandler))
+	s = httptest.NewUnstartedServer(limiter.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/refused":
+			http.Error(w, "no key", http.StatusUnauthorized)
+		case "/wait":
+			waiting <- r.RemoteAddr
+			<-r.Context().Done()
+		default:
+			fmt.Fprint(w, "hello")
+		}
+	})))
+	s.Listener = limiter.Listener(s.Listener)
+	s.Config.ConnContext, s.Config.ConnState = limiter.ConnContext, limiter.ConnState
+	s.Config.Protocols = h2c()
+	s.Config.Protocols.SetHTTP1(true)
+	s.Start()
+	t.Cleanup(func() { s.CloseClientConnections(); s.Close() })
+	return s, waiting
+}
+
+// h2conn is a client of HTTP/2 that gives the server no room for bodies.
+type h2conn struct {
+	*testing.T
+	net.Conn
+	frames *http2.Framer
+	block  bytes.Buffer
+	head   *hpack.Encoder
+	last   uint32
+}
+
+func dialH2(t *testing.T, s *httptest.Server, from string) *h2conn {
+	t.Helper()
+	c := &h2conn{T: t, Conn: dial(t, s, from)}
+	c.frames, c.head, c.last = http2.NewFramer(c, c), hpack.NewEncoder(&c.block), 1
+	c.frames.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	_, err := io.WriteString(c, http2.ClientPreface)
+	if err := errors.Join(err, c.frames.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0})); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.SetReadDeadline(time.Now().Add(time.Minute))
+	return c
+}
+
+// begin sends a request and returns its stream.
+func (c *h2conn) begin(path string) (stream uint32) {
+	c.Helper()
+	c.block.Reset()
+	for _, h := range [][2]string{{":method", "GET"}, {":scheme", "http"}, {":authority", "cove.test"}, {":path", path}} {
+		_ = c.head.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]})
+	}
+	stream, c.last = c.last, c.last+2
+	err := c.frames.WriteHeaders(http2.HeadersFrameParam{StreamID: stream, BlockFragment: c.block.Bytes(), EndStream: true, EndHeaders: true})
+	if err != nil {
+		c.Fatal(err)
+	}
+	return stream
+}
+
+// until reads frames until one is what is wanted.
+func (c *h2conn) until(is func(http2.Frame) bool) http2.Frame {
+	c.Helper()
+	for {
+		frame, err := c.frames.ReadFrame()
+		if err != nil {
+			c.Fatalf("the frame does not come: %v", err)
+		}
+		if is(frame) {
+			return frame
+		}
+	}
+}
+
+// status waits for the head of an answer. It reports whether the answer ended with it.
+func (c *h2conn) status(stream uint32) (status string, over bool) {
+	c.Helper()
+	head := c.until(func(f http2.Frame) bool {
+		return f.Header().Type == http2.FrameHeaders && f.Header().StreamID == stream
+	}).(*http2.MetaHeadersFrame)
+	return head.PseudoValue("status"), head.StreamEnded()
+}
+
+func TestLimiter_StreamsOfAnAddress(t *testing.T) {
+	for name, cfg := range map[string]connlimit.Config{
+		"share of an address": {StreamsPerAddress: 3, Stall: time.Minute},
+		"total":               {TotalStreams: 3, Stall: time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg.Trusted = []netip.Prefix{netip.MustParsePrefix("127.0.0.9/32")}
+			s, waiting := serveWaiting(t, cfg)
+			first, second := dialH2(t, s, "127.0.0.1"), dialH2(t, s, "127.0.0.1")
+			one := first.begin("/wait")
+			first.begin("/wait")
+			second.begin("/wait")
+			for range 3 {
+				<-waiting
+			}
+			if status, over := second.status(second.begin("/")); status != "503" || !over {
+				t.Errorf("one more on another connection: %s, over: %v", status, over)
+			}
+			if err := ask(t, dial(t, s, "127.0.0.1"), "/"); err != nil {
+				t.Errorf("HTTP/1: %v", err)
+			}
+			if cfg.StreamsPerAddress > 0 {
+				for _, from := range []string{"127.0.0.2", "127.0.0.9"} {
+					c := dialH2(t, s, from)
+					if status, _ := c.status(c.begin("/")); status != "200" {
+						t.Errorf("another address: %s", status)
+					}
+				}
+				proxy := dialH2(t, s, "127.0.0.9")
+				for range 5 {
+					proxy.begin("/wait")
+					<-waiting
+				}
+			}
+			if err := first.frames.WriteRSTStream(one, http2.ErrCodeCancel); err != nil {
+				t.Fatal(err)
+			}
+			deadline := time.Now().Add(30 * time.Second)
+			for time.Now().Before(deadline) {
+				if status, _ := second.status(second.begin("/")); status == "200" {
+					return
+				}
+			}
+			t.Error("a stream that has ended counts")
+		})
+	}
+}
+
+// TestStream_RefusalStalled takes longer than the ten seconds that a refusal has.
+func TestStream_RefusalStalled(t *testing.T) {
+	t.Parallel()
+	s, _ := serveWaiting(t, connlimit.Config{Stall: time.Hour})
+	c := dialH2(t, s, "127.0.0.1")
+	other, refused := c.begin("/"), c.begin("/refused")
+	begun := time.Now()
+	reset := c.until(func(f http2.Frame) bool { return f.Header().Type == http2.FrameRSTStream })
+	if took := time.Since(begun); reset.Header().StreamID != refused || took > 40*time.Second {
+		t.Errorf("stream %d is reset after %v, want %d, and not %d, after 10s", reset.Header().StreamID, took, refused, other)
+	}
+}
