@@ -1,6 +1,8 @@
 package tenants_test
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -86,6 +88,33 @@ func (l *load) stream(placed func(string), method, path, body string) {
 	if resp.StatusCode/100 == 2 {
 		<-l.ctx.Done()
 	}
+}
+
+// withhold sends a request of A but for the last byte of its body. The load is in place when the
+// rest is sent, or when the server has answered before.
+func (l *load) withhold(placed func(string), path string, body []byte) {
+	conn, err := net.Dial("tcp", strings.TrimPrefix(l.w.server.URL, "http://"))
+	if err != nil {
+		placed(kindOf(err))
+		return
+	}
+	defer conn.Close()
+	l.wg.Go(func() {
+		if resp, err := http.ReadResponse(bufio.NewReader(conn), nil); err == nil {
+			placed(fmt.Sprint(resp.StatusCode))
+			resp.Body.Close()
+		}
+	})
+	_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: %d\r\n\r\n", path, l.w.a.key, len(body))
+	if err == nil {
+		_, err = conn.Write(body[:len(body)-1])
+	}
+	select {
+	case <-l.ctx.Done():
+	case <-time.After(time.Second): // for the answer to a body that the server has stopped reading
+	}
+	placed(kindOf(err))
+	<-l.ctx.Done()
 }
 
 // kindOf names an error that A got: a status, or that its connection was refused or cut.
@@ -192,6 +221,16 @@ var loads = []struct {
 			placed(kindOf(err))
 			<-l.ctx.Done()
 		})
+	}},
+	{"100 bodies of 15 MiB whose last byte does not come", "429", func(l *load) {
+		sb := l.sandbox()
+		body := bytes.Repeat([]byte(" "), 15<<20)
+		l.each(100, func(_ int, placed func(string)) { l.withhold(placed, "/cove/v1/sandboxes/"+sb.ID+"/exec", body) })
+	}},
+	{"100 commands with 15 MiB of stdin that they do not read", "429", func(l *load) {
+		sb := l.sandbox()
+		body := `{"command":"sleep 3600","stdin":"` + strings.Repeat("a", 15<<20) + `"}`
+		l.each(100, func(_ int, placed func(string)) { l.stream(placed, "POST", "/cove/v1/sandboxes/"+sb.ID+"/exec", body) })
 	}},
 	{"400 terminals in one sandbox", "", func(l *load) {
 		sb := l.sandbox()
