@@ -30,33 +30,54 @@ type conn struct {
 	deadline time.Time // of writes, as its owner set it; zero: none
 }
 
-// Write writes p. It fails only if the peer reads nothing for the stall time; a slow reader is not
-// cut off.
+// stallSteps is how often a write that waits looks whether its peer has taken a byte, in each stall
+// time: a write says how much it wrote only when it returns.
+const stallSteps = 10
+
+// Write writes p. It cuts the connection if the peer takes nothing for the stall time; a slow
+// reader is not cut off.
 func (c *conn) Write(p []byte) (n int, err error) {
 	if c.stall <= 0 {
 		return c.Conn.Write(p)
 	}
+	progress := time.Now()
 	for {
 		c.arm()
 		wrote, err := c.Conn.Write(p[n:])
 		n += wrote
-		if err == nil || wrote == 0 || !errors.Is(err, os.ErrDeadlineExceeded) || c.expired() {
+		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) || c.expired() {
+			return n, err
+		}
+		if wrote > 0 {
+			progress = time.Now()
+		} else if time.Since(progress) >= c.stall {
+			c.cut()
 			return n, err
 		}
 	}
 }
 
-// arm sets the deadline of the next write: the stall time, or the owner's own deadline if that is
-// earlier.
+// cut closes the connection and drops what the kernel still has to send. Without the reset, the
+// kernel keeps up to 4 MB in FIN-WAIT-1 for as long as the peer answers its probes.
+func (c *conn) cut() {
+	if tcp, ok := c.Conn.(interface{ SetLinger(sec int) error }); ok {
+		_ = tcp.SetLinger(0)
+	}
+	c.Close() // now: TLS would first wait five seconds to send an alert
+}
+
+// arm sets the deadline of the next write: one step, or the owner's own deadline if that is earlier.
 func (c *conn) arm() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	at := time.Now().Add(c.stall)
+	at := time.Now().Add(c.step())
 	if !c.deadline.IsZero() && c.deadline.Before(at) {
 		at = c.deadline
 	}
 	c.Conn.SetWriteDeadline(at)
 }
+
+func (c *conn) step() time.Duration { return c.stall / stallSteps }
 
 // expired reports whether the owner's own deadline has passed.
 func (c *conn) expired() bool {
@@ -71,7 +92,7 @@ func (c *conn) SetWriteDeadline(t time.Time) error {
 	defer c.mu.Unlock()
 	c.deadline = t
 	if t.IsZero() && c.stall > 0 {
-		t = time.Now().Add(c.stall) // of a write that goes on; the next one has its own
+		t = time.Now().Add(c.step()) // of a write that goes on; the next one has its own
 	}
 	return c.Conn.SetWriteDeadline(t)
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -205,6 +207,110 @@ func TestConn_ReaderThatTakesNothingIsCut(t *testing.T) {
 	if took := stalling(t, func(net.Conn) {}); took != 2*time.Minute {
 		t.Errorf("cut after %v, want 2m", took)
 	}
+	// The reader's last byte is a part of a write: the write waits for the rest, which is no progress.
+	took := stalling(t, func(c net.Conn) {
+		for range 3 {
+			time.Sleep(5 * time.Second)
+			_, _ = c.Read(make([]byte, 1))
+		}
+	})
+	if least := 15*time.Second + 2*time.Minute; took < least || took > least+12*time.Second {
+		t.Errorf("a reader that stops after 15s was cut after %v, want 2m to 2m12s later", took)
+	}
+}
+
+// TestConn_CutIsAReset checks that the kernel keeps nothing of a connection that was cut: the peer
+// gets a reset, not an orderly end after all that was buffered.
+func TestConn_CutIsAReset(t *testing.T) {
+	endless := func(w io.Writer) error {
+		for {
+			if _, err := w.Write(make([]byte, 64<<10)); err != nil {
+				return err
+			}
+		}
+	}
+	for name, of := range map[string]struct {
+		handler http.HandlerFunc
+		begin   func(t *testing.T, c net.Conn)
+	}{
+		"HTTP/1.1": {func(w http.ResponseWriter, _ *http.Request) { _ = endless(w) }, get},
+		"hijacked": {func(w http.ResponseWriter, _ *http.Request) {
+			c, _, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			_ = endless(c)
+			c.Close()
+		}, get},
+		"HTTP/2 over TLS": {func(w http.ResponseWriter, _ *http.Request) { _ = endless(w) }, getOverTLS},
+	} {
+		t.Run(name, func(t *testing.T) {
+			limiter := connlimit.New(connlimit.Config{Stall: time.Second}, slog.New(slog.DiscardHandler))
+			done := make(chan struct{})
+			s := httptest.NewUnstartedServer(limiter.Handler(http.HandlerFunc(
+				func(w http.ResponseWriter, r *http.Request) {
+					defer close(done)
+					of.handler(w, r)
+				})))
+			s.Listener = limiter.Listener(s.Listener)
+			ended := make(chan struct{}, 1)
+			s.Config.ConnContext = limiter.ConnContext
+			s.Config.ConnState = func(c net.Conn, state http.ConnState) {
+				limiter.ConnState(c, state)
+				if state == http.StateClosed {
+					ended <- struct{}{}
+				}
+			}
+			if s.EnableHTTP2 = name == "HTTP/2 over TLS"; s.EnableHTTP2 {
+				s.StartTLS()
+			} else {
+				s.Start()
+			}
+			defer s.Close()
+			c := dial(t, s, "127.0.0.1")
+			of.begin(t, c)
+			<-done
+			if name != "hijacked" {
+				<-ended
+			}
+			if _, err := io.Copy(io.Discard, c); !errors.Is(err, syscall.ECONNRESET) {
+				t.Errorf("the connection ended with %v, want a reset", err)
+			}
+		})
+	}
+}
+
+// get asks for an answer and reads none of it.
+func get(t *testing.T, c net.Conn) {
+	t.Helper()
+	if _, err := fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// getOverTLS is get over HTTP/2, with room for as much as there is: only the connection stalls.
+func getOverTLS(t *testing.T, c net.Conn) {
+	t.Helper()
+	over := tls.Client(c, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{"h2"}})
+	frames := http2.NewFramer(over, over)
+	_, err := io.WriteString(over, http2.ClientPreface)
+	err = errors.Join(err,
+		frames.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1 << 30}),
+		frames.WriteWindowUpdate(0, 1<<30), frames.WriteHeaders(requestHeaders()))
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// requestHeaders are of a GET on stream 1.
+func requestHeaders() http2.HeadersFrameParam {
+	var head bytes.Buffer
+	headers := hpack.NewEncoder(&head)
+	for _, h := range [][2]string{{":method", "GET"}, {":scheme", "http"}, {":authority", "cove.test"}, {":path", "/"}} {
+		_ = headers.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]})
+	}
+	return http2.HeadersFrameParam{StreamID: 1, BlockFragment: head.Bytes(), EndStream: true, EndHeaders: true}
 }
 
 func TestConn_SlowReaderIsNotCut(t *testing.T) {
@@ -290,14 +396,9 @@ func TestStream_ShortAnswerStalled(t *testing.T) {
 	s := serveStreams(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 1000)) })
 	c := dial(t, s, "127.0.0.1")
 	frames := http2.NewFramer(c, c)
-	var head bytes.Buffer
-	headers := hpack.NewEncoder(&head)
-	for _, h := range [][2]string{{":method", "GET"}, {":scheme", "http"}, {":authority", "cove.test"}, {":path", "/"}} {
-		_ = headers.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]})
-	}
 	_, err := io.WriteString(c, http2.ClientPreface)
 	err = errors.Join(err, frames.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}),
-		frames.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: head.Bytes(), EndStream: true, EndHeaders: true}))
+		frames.WriteHeaders(requestHeaders()))
 	if err != nil {
 		t.Fatal(err)
 	}
