@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
 	"net"
@@ -502,7 +503,7 @@ func (c *usedConn) Close() error {
 
 // Explain turns the error of a stream that broke into why its sandbox ended, if it has; another error stays as it is.
 func (m *Manager) Explain(ctx context.Context, p auth.Principal, id string, err error) error {
-	if !fault.Is(err, fault.Unavailable) {
+	if !fault.Is(err, fault.Unavailable) || errors.Is(err, ErrStoreLate) {
 		return err
 	}
 	if e := m.find(p, id); e != nil {

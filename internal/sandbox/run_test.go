@@ -187,6 +187,18 @@ func TestRun(t *testing.T) {
 				t.Fatalf("another error became %v", err)
 			}
 		},
+		"a late store is told without a wait": func(t *testing.T, w *world) {
+			id := w.create(sandbox.Spec{}).ID
+			hangs := fault.Wrap(fault.Unavailable, sandbox.ErrStoreLate, "the database does not answer")
+			w.store.failWith(failing("save running", 1, hangs))
+			asked := time.Now()
+			_, err := w.SetLifetime(t.Context(), acme, id, time.Minute)
+			err = w.Explain(t.Context(), acme, id, err)
+			wantKind(t, err, fault.Unavailable)
+			if took := time.Since(asked); took != 0 || !errors.Is(err, hangs) {
+				t.Fatalf("told %v after %v more than the store took", err, took)
+			}
+		},
 		"a caller who leaves ends the stream and its use": func(t *testing.T, w *world) {
 			id := w.create(sandbox.Spec{IdleTimeout: time.Minute}).ID
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)

@@ -9,6 +9,10 @@ import (
 // ErrMoved is in the error of a write to a sandbox that belongs to another server.
 var ErrMoved = errors.New("another server has taken it over")
 
+// ErrStoreLate is in the error of a Store that did not answer in time. It says nothing about a
+// sandbox, so Explain does not wait for news of the sandbox's end.
+var ErrStoreLate = errors.New("the database did not answer in time")
+
 // ErrExpelled is in the error of a server that the others have taken for dead: what was its own is theirs.
 var ErrExpelled = errors.New("the other servers took this one for dead")
 

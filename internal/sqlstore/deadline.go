@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/internal/sandbox"
 )
 
 // How long one call of a database may take. Calls of SQLite wait for its one writer, so they have more
@@ -28,7 +29,8 @@ const (
 	defaultDoubt = 500 * time.Millisecond
 )
 
-var errLate = errors.New("the database did not answer in time")
+// errLate is the cause of a call that reached its deadline, and is in the error of one.
+var errLate = sandbox.ErrStoreLate
 
 // call gives do a deadline and says in words for the caller why it failed.
 //
@@ -57,7 +59,7 @@ func (s *Store) call(ctx context.Context, limit time.Duration, do func(context.C
 	s.askUntilAnswered()
 	var said *fault.Error
 	if errors.As(err, &said) {
-		return err
+		return fault.Wrap(said.Kind, errors.Join(errLate, err), "%s", said.Message)
 	}
 	return fault.Wrap(fault.Unavailable, errors.Join(errLate, err), "the database does not answer: try again later")
 }

@@ -41,8 +41,12 @@ func TestPostgres_HangsAndIsUnavailable(t *testing.T) {
 	var all sync.WaitGroup
 	for what, call := range calls {
 		all.Go(func() {
-			if err := call(patient); !fault.Is(err, fault.Unavailable) || !strings.Contains(fault.Message(err), "database does not answer") {
+			err := call(patient)
+			if !fault.Is(err, fault.Unavailable) || !strings.Contains(fault.Message(err), "database does not answer") {
 				t.Errorf("%s: %v (%s: %s)", what, err, fault.KindOf(err), fault.Message(err))
+			}
+			if !errors.Is(err, sandbox.ErrStoreLate) {
+				t.Errorf("%s: %v is not known as a late answer", what, err)
 			}
 		})
 	}

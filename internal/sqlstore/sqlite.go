@@ -151,7 +151,7 @@ func sqliteFault(err error) error {
 	case sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN:
 		return fault.Wrap(fault.Unavailable, err, "the server's database cannot be read or written: the disk fails; try again later")
 	case sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED:
-		return fault.Wrap(fault.Unavailable, err, "the server's database is locked by another process: try again later")
+		return fault.Wrap(fault.Unavailable, errors.Join(errLate, err), "the server's database is locked by another process: try again later")
 	}
 	return err
 }
