@@ -331,6 +331,11 @@ func TestDatabase_Hangs(t *testing.T) {
 			t.Errorf("%s %s: %d %s", r[0], r[1], resp.StatusCode, body)
 		}
 	}
+	// OpenSandbox's clients read no 503 of a create.
+	resp, body := ask("POST", "/v1/sandboxes", `{"image":{"uri":"base"},"timeout":60,"resourceLimits":{"cpu":"1"},"entrypoint":["tail","-f","/dev/null"]}`)
+	if resp.StatusCode != http.StatusInternalServerError || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, "the database does not answer") {
+		t.Errorf("a create in OpenSandbox's API: %d %v %s", resp.StatusCode, resp.Header, body)
+	}
 	if out, err := sb.Exec(t.Context(), client.ExecRequest{Command: "echo hello"}); err != nil || out.Stdout != "hello\n" {
 		t.Errorf("a living sandbox: %+v, %v", out, err)
 	}

@@ -205,6 +205,9 @@ func TestS4_129_D17_ReadinessTellsWhichPartFailsAndNotWhy(t *testing.T) {
 		if resp.StatusCode != status || strings.TrimSpace(got) != body {
 			t.Errorf("%s: %d %s", claim, resp.StatusCode, got)
 		}
+		if retry := resp.Header.Get("Retry-After"); (retry != "") != (status == 503) {
+			t.Errorf("%s: %d with Retry-After %q", claim, resp.StatusCode, retry)
+		}
 	}
 	want("all is well", 200, `{"status":"ready","checks":{"database":"ok","driver":"ok"}}`)
 	not = errors.New("open /secret/place: hunter2")

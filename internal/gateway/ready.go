@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -154,6 +155,7 @@ func (g *Gateway) ready(w http.ResponseWriter, _ *http.Request) {
 		tell(w, http.StatusOK, now)
 		return
 	}
+	w.Header().Set("Retry-After", strconv.Itoa(startRetry))
 	tell(w, http.StatusServiceUnavailable, notReady{now, unavailable(now.reason(why))})
 }
 

@@ -175,6 +175,9 @@ func TestBadCreates(t *testing.T) {
 		if message := got.json(t); http.StatusText(got.status) == "" || status+" "+code != strconv.Itoa(got.status)+" "+message["code"].(string) || message["message"] == "" {
 			t.Errorf("%.200s is %d %s, want %s", body, got.status, got.body, want)
 		}
+		if retry := got.header.Get("Retry-After"); strings.Contains(body, "unreachable") && retry == "" || status == "400" && retry != "" {
+			t.Errorf("%.200s is %d with Retry-After %q", body, got.status, retry)
+		}
 	}
 	if list := w.ask("GET", "/v1/sandboxes", "").json(t); len(list["items"].([]any)) != 0 {
 		t.Errorf("something is left: %v", list)

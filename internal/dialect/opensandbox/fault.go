@@ -146,6 +146,8 @@ func problemOf(err error) (int, problem) {
 }
 
 // refuse answers with a failure: the caller gets status, code and sentence, the operator the chain.
+//
+// Retry-After goes by the kind: a create that fails because the database is away is a 500.
 func (a *API) refuse(c *call, err error) {
 	err = blame(c.ctx(), err)
 	a.failed(c.ctx(), err)
@@ -153,7 +155,8 @@ func (a *API) refuse(c *call, err error) {
 	if fault.KindOf(err) == fault.Internal {
 		a.log.Error("request failed", "request", c.w.Header().Get("X-Request-Id"), "tenant", c.who.Tenant, "sandbox", c.id, "error", err)
 	}
-	if status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests {
+	switch {
+	case status == http.StatusTooManyRequests, status == http.StatusServiceUnavailable, fault.KindOf(err) == fault.Unavailable:
 		c.w.Header().Set("Retry-After", "1")
 	}
 	respond(c.w, status, p)

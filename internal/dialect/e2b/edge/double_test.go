@@ -30,6 +30,7 @@ type domain struct {
 	living  map[string]sandbox.Sandbox
 	stopped map[string]chan struct{}
 	resumed []time.Duration
+	away    bool // the database does not answer
 }
 
 const agentID = "sbagent"
@@ -78,6 +79,9 @@ func (d *domain) Lookup(_ context.Context, id string) (auth.Principal, sandbox.S
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	sb, ok := d.living[id]
+	if d.away {
+		return auth.Principal{}, sandbox.Sandbox{}, fault.New(fault.Unavailable, "the database does not answer")
+	}
 	if !ok {
 		return auth.Principal{}, sandbox.Sandbox{}, fault.New(fault.NotFound, "there is no sandbox %q", id)
 	}

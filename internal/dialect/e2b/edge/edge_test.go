@@ -109,6 +109,17 @@ func TestASandboxThatIsNotThereIsTheSameOnEveryPort(t *testing.T) {
 	}
 }
 
+func TestLookup_DatabaseAway(t *testing.T) {
+	w := newWorld(t, nil)
+	w.domain.away = true
+	for _, accept := range []string{"*/*", "text/html"} {
+		got := w.ask(t, "GET", "/", "", to("sbunknown"), "E2b-Sandbox-Port: 8080", "Accept: "+accept)
+		if got.status != 503 || got.header.Get("Retry-After") == "" {
+			t.Errorf("%s: %d %v %s", accept, got.status, got.header, got.body)
+		}
+	}
+}
+
 func TestWhatGuardsASandbox(t *testing.T) {
 	w := newWorld(t, nil)
 	port := portOf(t, echo(t))

@@ -71,6 +71,9 @@ func refuse(w http.ResponseWriter, r *http.Request, at route, no *refusal) {
 		h.Set("Access-Control-Allow-Origin", "*") // else a page that uses an SDK cannot read why
 	}
 	h.Set("Cache-Control", "no-store")
+	if no.status == http.StatusServiceUnavailable {
+		h.Set("Retry-After", "1")
+	}
 	if navigates(r) && !at.answered() {
 		page(w, at, no)
 		return

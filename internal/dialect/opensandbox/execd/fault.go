@@ -80,7 +80,7 @@ func (h *Handler) fail(c *call, err error) {
 		status = http.StatusBadRequest
 	}
 	c.w.Header().Del("Content-Length")
-	if status == http.StatusTooManyRequests {
+	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
 		c.w.Header().Set("Retry-After", "1")
 	}
 	c.answerWith(status, map[string]string{"code": no.code, "message": no.message})
