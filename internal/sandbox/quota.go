@@ -3,6 +3,7 @@ package sandbox
 import (
 	"sync"
 
+	"github.com/covehq/cove/internal/auth"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -37,6 +38,15 @@ func (q *operationQuota) release(tenant string) {
 	if q.held[tenant]--; q.held[tenant] == 0 {
 		delete(q.held, tenant)
 	}
+}
+
+// Watch counts one operation of the caller's tenant until leave. It is for streams that need no
+// connection to an agent.
+func (m *Manager) Watch(p auth.Principal) (leave func(), err error) {
+	if !m.operations.acquire(p.Tenant) {
+		return nil, m.operations.limitError()
+	}
+	return sync.OnceFunc(func() { m.operations.release(p.Tenant) }), nil
 }
 
 func (q *operationQuota) limitError() error {

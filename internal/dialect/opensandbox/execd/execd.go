@@ -33,6 +33,8 @@ type Sandboxes interface {
 	// Explain turns the error of a stream that broke into why its sandbox ended.
 	Explain(ctx context.Context, p auth.Principal, id string, err error) error
 	Usage(ctx context.Context, p auth.Principal, id string) (sandbox.Usage, error)
+	// Watch counts a stream of measurements among what the tenant does in its sandboxes.
+	Watch(p auth.Principal) (leave func(), err error)
 	History(ctx context.Context, p auth.Principal, id string, from, to time.Time) ([]sandbox.Sample, error)
 }
 

@@ -70,6 +70,11 @@ func (h *Handler) metrics(c *call) error {
 
 // watchMetrics tells measurements until its client leaves or the sandbox ends.
 func (h *Handler) watchMetrics(c *call) error {
+	leave, err := h.sandboxes.Watch(c.t.Who)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	var before reading
 	m, err := h.measure(c, &before)
 	if err != nil {

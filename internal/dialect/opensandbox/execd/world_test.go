@@ -43,6 +43,12 @@ func newWorld(t testing.TB) *world { return newWorldWith(t, nil) }
 // newWorldWith is one whose sandbox has more in its environment.
 func newWorldWith(t testing.TB, more map[string]string) *world {
 	t.Helper()
+	return newWorldOf(t, sandbox.Config{}, more)
+}
+
+// newWorldOf has a Manager with this configuration.
+func newWorldOf(t testing.TB, cfg sandbox.Config, more map[string]string) *world {
+	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	store, err := sqlstore.Open(filepath.Join(t.TempDir(), "db"))
 	if err != nil {
@@ -59,7 +65,7 @@ func newWorldWith(t testing.TB, more map[string]string) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { driver.Close() })
-	m := sandbox.NewManager(sandbox.Config{}, driver, store, catalogue{}, sandbox.NopObserver{}, log)
+	m := sandbox.NewManager(cfg, driver, store, catalogue{}, sandbox.NopObserver{}, log)
 	if err := m.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
