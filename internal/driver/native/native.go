@@ -579,7 +579,7 @@ func (d *Driver) connect(ctx context.Context) (*net.UnixConn, error) {
 		// The whole command is for the log: tenants are not told where the data directory is.
 		dir := filepath.Dir(filepath.Dir(d.path))
 		command := fmt.Errorf("sudo %s maker --data-dir %s --server-uid %d: %w", os.Args[0], dir, os.Getuid(), err)
-		return nil, fault.Wrap(fault.Unavailable, command, "the maker is not running: restart the server, or start one with `sudo cove maker`; the server's log has the whole command")
+		return nil, fault.Wrap(fault.Unavailable, command, "the maker is not running: restart the server, or start one with `sudo cove maker --data-dir DIR`, where DIR is the server's data directory; the server's log has the whole command")
 	}
 	return c.(*net.UnixConn), nil
 }
