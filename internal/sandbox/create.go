@@ -390,9 +390,23 @@ func (m *Manager) unmake(ctx context.Context, e *entry, err error) error {
 	return err
 }
 
+// StartFailure returns the sentence that the owner of a sandbox gets for a start that failed. An
+// internal error has no sentence of its own: the operator finds it in the log.
+func StartFailure(err error) string {
+	switch {
+	case fault.KindOf(err) != fault.Internal:
+		return fault.Message(err)
+	case errors.Is(err, context.Canceled):
+		return "its caller left while it was starting"
+	case errors.Is(err, context.DeadlineExceeded):
+		return "it did not start in time"
+	}
+	return "it could not be started; the server's log says why"
+}
+
 // abandon stops a sandbox whose start came to nothing and records that.
 func (m *Manager) abandon(ctx context.Context, e *entry, err error) error {
-	message := fault.Message(err)
+	message := StartFailure(err)
 	switch {
 	case ctx.Err() != nil:
 		message = "its caller left while it was starting"

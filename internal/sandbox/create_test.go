@@ -694,3 +694,20 @@ func TestFailedCreate(t *testing.T) {
 		},
 	})
 }
+
+func TestStartFailure(t *testing.T) {
+	for want, err := range map[string]error{
+		"the kernel did not start":                           fault.New(fault.Timeout, "the kernel did not start"),
+		"its caller left while it was starting":              fmt.Errorf("start: %w", context.Canceled),
+		"it did not start in time":                           fmt.Errorf("start: %w", context.DeadlineExceeded),
+		"it could not be started; the server's log says why": errBoom,
+	} {
+		if got := sandbox.StartFailure(err); got != want {
+			t.Errorf("%v: %q, want %q", err, got, want)
+		}
+	}
+	maker := fault.Wrap(fault.Internal, errBoom, "internal error") // as an internal error comes from a maker
+	if got := sandbox.StartFailure(maker); got != "it could not be started; the server's log says why" {
+		t.Errorf("a failure of the maker: %q", got)
+	}
+}

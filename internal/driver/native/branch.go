@@ -190,7 +190,7 @@ func (d *Driver) abandonAll(children []sandbox.ForkChild, cause error) error {
 	defer cancel()
 	var work sync.WaitGroup
 	for i, c := range children {
-		work.Go(func() { errs[i] = d.stop(ctx, c.ID, sandbox.CauseStartFail, whyAbandoned(cause)) })
+		work.Go(func() { errs[i] = d.stop(ctx, c.ID, sandbox.CauseStartFail, sandbox.StartFailure(cause)) })
 	}
 	work.Wait()
 	return errors.Join(append([]error{cause}, errs...)...)

@@ -185,19 +185,7 @@ func awaitKernel(ctx context.Context, agent *agentapi.Client, name, token string
 func (d *Driver) abandon(id string, cause error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), abandonTime)
 	defer cancel()
-	return errors.Join(cause, d.stop(ctx, id, sandbox.CauseStartFail, whyAbandoned(cause)))
-}
-
-// whyAbandoned is what a sandbox's owner is told of a start that failed.
-func whyAbandoned(cause error) string {
-	switch {
-	case fault.KindOf(cause) != fault.Internal:
-	case errors.Is(cause, context.Canceled):
-		return "its caller left while it was starting"
-	case errors.Is(cause, context.DeadlineExceeded):
-		return "it did not start in time"
-	}
-	return fault.Message(cause)
+	return errors.Join(cause, d.stop(ctx, id, sandbox.CauseStartFail, sandbox.StartFailure(cause)))
 }
 
 // abandonTime is how long the end of a sandbox whose start failed is waited for.

@@ -182,7 +182,7 @@ func (f *fork) unmake(why error) {
 		}
 		switch {
 		case b.live != nil:
-			f.m.end(b.live, sandbox.CauseStartFail, fault.Message(why))
+			f.m.end(b.live, sandbox.CauseStartFail, sandbox.StartFailure(why))
 		case b.shell != nil:
 			b.shell.kill()
 			f.m.retire(b.shell)

@@ -57,7 +57,7 @@ func (m *Maker) Start(ctx context.Context, r wire.Start) (_ *os.File, token stri
 	defer l.turn.RUnlock()
 	defer func() {
 		if err != nil {
-			m.end(l, sandbox.CauseStartFail, fault.Message(err))
+			m.end(l, sandbox.CauseStartFail, sandbox.StartFailure(err))
 		}
 	}()
 	if err := m.adjust(l, r.Limits, r.Network); err != nil {
