@@ -285,6 +285,7 @@ func TestDatabase_Hangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	proxy.Stall()
+	var last time.Duration // that the last answer took
 	ask := func(method, path, body string) (*http.Response, string) {
 		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), method, s.URL+path, strings.NewReader(body))
@@ -304,9 +305,7 @@ func TestDatabase_Hangs(t *testing.T) {
 		}
 		took := time.Since(begun)
 		t.Logf("%s %s: %d after %v", method, path, resp.StatusCode, took.Round(time.Millisecond))
-		if took > 20*time.Second { // ten times what the limits of the store add up to
-			t.Errorf("%s %s was answered after %v", method, path, took)
-		}
+		last = took
 		return resp, string(text)
 	}
 	for _, r := range [][3]string{
@@ -326,9 +325,20 @@ func TestDatabase_Hangs(t *testing.T) {
 		{"POST", "/sandboxes/" + sb.ID + "/timeout", `{"timeout":60}`},
 		{"POST", "/v1/sandboxes/" + sb.ID + "/renew-expiration", `{"expiresAt":"2100-01-01T00:00:00Z"}`},
 	} {
-		resp, body := ask(r[0], r[1], r[2])
-		if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, "the database does not answer") {
-			t.Errorf("%s %s: %d %s", r[0], r[1], resp.StatusCode, body)
+		// A request makes one call, or two with that for its key, and each has 0.5 s once the database
+		// is suspect. A third wait shows in every attempt, a slow machine only in some.
+		fastest := time.Hour
+		for range 5 {
+			resp, body := ask(r[0], r[1], r[2])
+			if resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, "the database does not answer") {
+				t.Errorf("%s %s: %d %s", r[0], r[1], resp.StatusCode, body)
+			}
+			if fastest = min(fastest, last); fastest < 1400*time.Millisecond {
+				break
+			}
+		}
+		if fastest >= 1400*time.Millisecond {
+			t.Errorf("%s %s is answered after %v at best", r[0], r[1], fastest)
 		}
 	}
 	// OpenSandbox's clients read no 503 of a create.
