@@ -29,7 +29,7 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 	if sandboxes.Networks, err = networkRules(s.cfg); err != nil {
 		return nil, parts{}, nil, fmt.Errorf("configuration: %w", err)
 	}
-	sandboxes.Lost, sandboxes.Server = p.lost, s.team.me()
+	sandboxes.Lost, sandboxes.Server, sandboxes.Space = p.lost, s.team.me(), s.spaceCheck()
 	if err := sandboxes.Validate(); err != nil {
 		return nil, parts{}, nil, fmt.Errorf("configuration: %w", err)
 	}

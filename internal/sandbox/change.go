@@ -91,6 +91,9 @@ func (c NetworkChange) annotations(sb Sandbox) (map[string]string, error) {
 // SetMetadata changes a sandbox's metadata: merge is told what it is when no other change can come between, and gives what
 // it shall be.
 func (m *Manager) SetMetadata(ctx context.Context, p auth.Principal, id string, merge func(map[string]string) (map[string]string, error)) (Sandbox, error) {
+	if err := m.roomForRows(); err != nil {
+		return Sandbox{}, err
+	}
 	return m.change(ctx, p, id, func(sb Sandbox) (adjustment, error) {
 		metadata, err := merge(sb.Metadata)
 		if err != nil {

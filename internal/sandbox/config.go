@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/template"
@@ -37,6 +38,8 @@ type Config struct {
 	StartTimeout time.Duration
 
 	Retention time.Duration // how long an ended sandbox stays readable; 24 h
+
+	Space diskspace.Check // before creates, forks and changes of metadata add to the rows; nil refuses nothing
 
 	// Server is this server among those that share its Store and its driver. Empty: it has both for itself.
 	Server string

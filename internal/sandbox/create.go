@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/fault"
 )
 
@@ -125,6 +126,7 @@ func (m *Manager) templateOf(spec Spec) string { return cmp.Or(spec.Template, m.
 // claim finds the living sandbox that a plan means, or enters a new one for the caller to start.
 func (m *Manager) claim(pl plan) (e *entry, mine bool, err error) {
 	tenant := pl.sandbox.Tenant
+	full := m.roomForRows()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if e := m.byIdem[claimKey{tenant, pl.idem}]; e != nil && pl.idem != "" {
@@ -136,11 +138,20 @@ func (m *Manager) claim(pl plan) (e *entry, mine bool, err error) {
 	if e := m.byKey[claimKey{tenant, pl.sandbox.Key}]; e != nil && pl.sandbox.Key != "" {
 		return e, false, nil
 	}
+	if full != nil {
+		return nil, false, full
+	}
 	if err := m.admit(tenant, 1); err != nil {
 		return nil, false, err
 	}
 	return m.enlist(pl.sandbox, pl.lifetime, pl.idem, pl.digest), true, nil
 }
+
+// roomForRows refuses new rows where they would use the reserve of the host's disk.
+//
+// The driver asks for the space of a sandbox's disk itself. A sandbox in memory has none, but its row and events are
+// on this disk for as long as ended sandboxes are kept.
+func (m *Manager) roomForRows() error { return m.cfg.Space.Allow(diskspace.Step) }
 
 // admit lets a tenant have n sandboxes more, or says why not; called with mu held.
 func (m *Manager) admit(tenant string, n int) error {

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -710,4 +711,51 @@ func TestStartFailure(t *testing.T) {
 	if got := sandbox.StartFailure(maker); got != "it could not be started; the server's log says why" {
 		t.Errorf("a failure of the maker: %q", got)
 	}
+}
+
+func TestCreate_DiskFull(t *testing.T) {
+	var full atomic.Bool
+	w := newWorld(t, sandbox.Config{Space: func(int64) error {
+		if full.Load() {
+			return fault.New(fault.DiskFull, "the server's disk is full")
+		}
+		return nil
+	}})
+	tmpfs := sandbox.Spec{Storage: sandbox.StorageTmpfs, Key: "kept"}
+	kept := w.create(tmpfs)
+	written := w.store.count("insert")
+	full.Store(true)
+	for what, ask := range map[string]func() error{
+		"a create": func() error { _, _, err := w.Create(t.Context(), acme, sandbox.Spec{}); return err },
+		"a create in memory": func() error {
+			_, _, err := w.Create(t.Context(), acme, sandbox.Spec{Storage: sandbox.StorageTmpfs})
+			return err
+		},
+		"a fork": func() error {
+			_, err := w.Fork(t.Context(), acme, kept.ID, sandbox.ForkSpec{Count: 2})
+			return err
+		},
+		"metadata": func() error {
+			_, err := w.SetMetadata(t.Context(), acme, kept.ID, func(map[string]string) (map[string]string, error) {
+				return map[string]string{"a": "b"}, nil
+			})
+			return err
+		},
+	} {
+		if err := ask(); !fault.Is(err, fault.DiskFull) {
+			t.Errorf("%s: %v, want %s", what, err, fault.DiskFull)
+		}
+	}
+	if n := w.store.count("insert") - written; n != 0 || len(w.all()) != 1 {
+		t.Errorf("%d rows were written, and there are %d sandboxes, want 0 and 1", n, len(w.all()))
+	}
+	if sb, created, err := w.Create(t.Context(), acme, tmpfs); err != nil || created || sb.ID != kept.ID {
+		t.Errorf("a create that means the living one: %s, %v, %v", sb.ID, created, err)
+	}
+	if _, err := w.Kill(t.Context(), acme, kept.ID); err != nil {
+		t.Fatal(err)
+	}
+	w.wantEnded(kept.ID, sandbox.CauseKilled)
+	full.Store(false)
+	w.create(sandbox.Spec{})
 }

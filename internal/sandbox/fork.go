@@ -106,6 +106,9 @@ func (m *Manager) claimForks(parent Sandbox, spec ForkSpec) ([]*entry, error) {
 	if err := m.cfg.Networks.Check(parent.Network, parent.Tenant); err != nil {
 		return nil, err
 	}
+	if err := m.roomForRows(); err != nil {
+		return nil, err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if err := m.admit(parent.Tenant, spec.Count); err != nil {
