@@ -197,7 +197,7 @@ func TestReplay(t *testing.T) {
 		counter := filepath.Join(w.away, "counter")
 		told := make(chan result, 1)
 		go func() { told <- w.run(`echo before; echo run >> ` + counter + `; sleep 30`) }()
-		w.until("the command runs", func() bool { return w.read(counter) != "" })
+		w.until("the server has the output", func() bool { return w.read(counter) != "" && w.driver.hasHeard("before") })
 		w.driver.cut()
 		if got := <-told; got.ExitCode != 255 || got.Stdout != "before\n" || !strings.Contains(got.Stderr, "it may have run, and is not run again") {
 			t.Errorf("got %+v", got)

@@ -88,6 +88,14 @@ type breakable struct {
 
 	mu    sync.Mutex
 	conns []net.Conn
+	heard []byte // what the server has read and handled
+}
+
+// hasHeard reports whether the server has handled a text of an agent.
+func (b *breakable) hasHeard(text string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return bytes.Contains(b.heard, []byte(text))
 }
 
 func (b *breakable) Dial(ctx context.Context, id string) (net.Conn, error) {
@@ -101,7 +109,7 @@ func (b *breakable) Dial(ctx context.Context, id string) (net.Conn, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.conns = append(b.conns, conn)
-	return &deafConn{conn, b}, nil
+	return &deafConn{Conn: conn, of: b}, nil
 }
 
 // cut breaks all connections.
@@ -116,11 +124,16 @@ func (b *breakable) cut() {
 
 type deafConn struct {
 	net.Conn
-	of *breakable
+	of   *breakable
+	last []byte // what the reader got last; its next read says that it has handled that
 }
 
 func (c *deafConn) Read(p []byte) (int, error) {
+	c.of.mu.Lock()
+	c.of.heard = append(c.of.heard, c.last...)
+	c.of.mu.Unlock()
 	n, err := c.Conn.Read(p)
+	c.last = bytes.Clone(p[:n])
 	if c.of.deaf.Load() {
 		return 0, io.ErrUnexpectedEOF
 	}
