@@ -238,15 +238,57 @@ func TestALogThatIsFullTellsEndsAlone(t *testing.T) {
 	}
 }
 
-func TestLog_DiskFull(t *testing.T) {
-	p := newPlace(t)
-	var full atomic.Bool
+// fills gives a place a disk that is full while the result is true.
+func (p *place) fills() *atomic.Bool {
+	full := &atomic.Bool{}
 	p.config.Space = func(int64) error {
 		if full.Load() {
 			return fault.New(fault.DiskFull, "the server's disk is full")
 		}
 		return nil
 	}
+	return full
+}
+
+func TestEnsure_DiskFull(t *testing.T) {
+	p := newPlace(t)
+	full := p.fills()
+	s := p.serve()
+	s.open("a")
+	full.Store(true)
+	if _, _, err := s.Ensure(t.Context(), acme, "new", session.Request{}); !fault.Is(err, fault.DiskFull) {
+		t.Errorf("a new session: %v, want %s", err, fault.DiskFull)
+	}
+	s.open("a") // is there already
+	full.Store(false)
+	s.open("new")
+}
+
+func TestRun_DiskFull(t *testing.T) {
+	p := newPlace(t)
+	full := p.fills()
+	p.tells(ok, nil)
+	s := p.serve()
+	opened := s.open("a")
+	for _, is := range []bool{false, true} {
+		full.Store(is)
+		key := fmt.Sprint("full-", is)
+		if _, err := s.run(t.Context(), "a", session.RunSpec{Code: "1", IdempotencyKey: key}); err != nil {
+			t.Fatal(err)
+		}
+		r, err := p.store.RunByKey(t.Context(), opened.ID, opened.Generation, key)
+		if err != nil || r.Outcome != string(agentapi.OutcomeOK) {
+			t.Errorf("full %v: the run is %q, %v", is, r.Outcome, err)
+		}
+		if (r.Code == "") != is || (len(r.Answer) == 0) != is {
+			t.Errorf("full %v: the row has code %q and %d bytes of answer", is, r.Code, len(r.Answer))
+		}
+	}
+}
+
+func TestLog_DiskFull(t *testing.T) {
+	p := newPlace(t)
+	full := p.fills()
 	s := p.serve()
 	s.open("a")
 	note := func() session.LogLine {
@@ -451,12 +493,13 @@ func TestAKernelThatDoesNotSayWhatItHoldsIsNotToldAsItWasBefore(t *testing.T) {
 
 func TestState_DiskFull(t *testing.T) {
 	p := newPlace(t)
-	p.config.Space = func(int64) error { return fault.New(fault.DiskFull, "the server's disk is full") }
+	full := p.fills()
 	end := ok
 	end.Value = json.RawMessage(`{"variables": {"x": {"type": "int", "value": "1"}}}`)
 	p.tells(end, nil)
 	s := p.serve()
 	s.open("a")
+	full.Store(true)
 	s.cell("a", "x = 1")
 	s.close()
 	s = p.serve() // which knows what the file tells

@@ -14,6 +14,7 @@ import (
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
@@ -205,8 +206,14 @@ func (m *Manager) start(ctx context.Context, p auth.Principal, e *entry, s Sessi
 	return nil
 }
 
-// add writes a session that may be one more of its tenant's.
+// add writes a session that may be one more of its tenant's. It refuses a new one that would use the reserve of the
+// host's disk.
 func (m *Manager) add(ctx context.Context, e *entry, s Session) error {
+	if e.s == nil {
+		if err := m.cfg.Space.Allow(diskspace.Step); err != nil {
+			return err
+		}
+	}
 	most := m.cfg.MaxPerTenant
 	if e.s != nil || most == 0 {
 		return m.save(ctx, e, s)

@@ -15,6 +15,7 @@ import (
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/artifact"
 	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 )
@@ -182,7 +183,9 @@ func (m *Manager) begin(ctx context.Context, e *entry, spec RunSpec) (Session, R
 	r := Run{
 		ID: newID("run_"), Session: s.ID, Tenant: s.Tenant, Sandbox: s.Sandbox, Server: m.cfg.Server, Cell: s.Runs + 1, Generation: s.Generation, ToolCall: spec.ToolCall, Started: now(),
 	}
-	r.Code, _ = clip(spec.Code, maxLogCode)
+	if m.cfg.Space.Allow(diskspace.Step) == nil {
+		r.Code, _ = clip(spec.Code, maxLogCode)
+	}
 	if spec.IdempotencyKey != "" {
 		r.Key, r.Digest = spec.IdempotencyKey, spec.digest()
 	}
@@ -398,7 +401,7 @@ func (m *Manager) finish(ctx context.Context, e *entry, of Session, r Run, spec 
 	if failed != nil {
 		r.Outcome = OutcomeFailed
 	}
-	if r.Key != "" {
+	if r.Key != "" && m.cfg.Space.Allow(diskspace.Step) == nil {
 		r.Answer = rec.answer(files, failed)
 	}
 	if err := m.hold(ctx, e); err != nil {
