@@ -109,7 +109,7 @@ func (s *Server) openAgentSandbox(ctx context.Context, store *sqlstore.Store, m 
 	}
 	cfg := s.cfg.AgentSandbox
 	api := agentsandbox.New(agentsandbox.Config{
-		Version: version(), Templates: cfg.Templates, Namespaces: cfg.Namespaces, MaxLifetime: s.cfg.Sandbox.MaxLifetime, Networks: networks,
+		Version: version(), Templates: cfg.Templates, Namespaces: cfg.Namespaces, MaxLifetime: s.cfg.Sandbox.MaxLifetime, Networks: networks, Space: s.spaceCheck(),
 	}, m, keys, images, t, store, inside, s.log)
 	api.OnFailure(o.Failed)
 	s.undo.add("end agent-sandbox's work", func() error { api.Close(); return nil })

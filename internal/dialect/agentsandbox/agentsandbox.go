@@ -14,6 +14,7 @@ import (
 
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/auth"
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
@@ -86,6 +87,7 @@ type Config struct {
 	MaxTunnels  int                 // of one tenant at a time; zero: 100
 	History     int                 // how many changes of one kind a tenant can look back; zero: 1000
 	RetryAfter  time.Duration       // before the first new attempt to make a sandbox; zero: 1 s
+	Space       diskspace.Check     // before an object is added; nil refuses nothing
 }
 
 func (c Config) withDefaults() Config {
@@ -136,7 +138,7 @@ func New(cfg Config, s Sandboxes, k Keys, i Images, t Templates, d Documents, r 
 	life, cancel := context.WithCancel(context.Background())
 	a := &API{
 		cfg: cfg, sandboxes: s, keys: k, images: i, templates: t, runtime: r, log: log, failed: func(context.Context, error) {},
-		store: newStore(d, cfg.History, log), hearing: &hearing{all: map[string]bool{}}, life: life, cancel: cancel, quit: make(chan struct{}),
+		store: newStore(d, cfg.Space, cfg.History, log), hearing: &hearing{all: map[string]bool{}}, life: life, cancel: cancel, quit: make(chan struct{}),
 	}
 	a.workers = newWorkers(a)
 	return a

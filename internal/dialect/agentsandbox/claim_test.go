@@ -3,6 +3,7 @@ package agentsandbox_test
 import (
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -362,4 +363,30 @@ func TestTheLifetimeOfASandboxIsItsClaims(t *testing.T) {
 			return off > -2*time.Second && off < time.Since(asked)+2*time.Second
 		})
 	}
+}
+
+func TestCreate_DiskFull(t *testing.T) {
+	var full atomic.Bool
+	w := newWorld(t, func(w *world) {
+		w.cfg.Space = func(int64) error {
+			if full.Load() {
+				return fault.New(fault.DiskFull, "the server's disk is full")
+			}
+			return nil
+		}
+	})
+	w.claimed("there")
+	full.Store(true)
+	got := w.ask("POST", claims, claimBody("new"))
+	if got.status != http.StatusInsufficientStorage || !strings.Contains(string(got.body), "disk is full") {
+		t.Errorf("a new object: %d %s", got.status, got.body)
+	}
+	if got := w.ask("POST", claims, claimBody("there")); got.status != http.StatusConflict {
+		t.Errorf("an object that is there: %d %s", got.status, got.body)
+	}
+	if got := w.ask("DELETE", claims+"/there", ""); got.status != http.StatusOK {
+		t.Errorf("a removal: %d %s", got.status, got.body)
+	}
+	full.Store(false)
+	w.claimed("new")
 }

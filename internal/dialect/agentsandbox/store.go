@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/covehq/cove/internal/diskspace"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 )
@@ -25,6 +26,7 @@ const (
 // store keeps the objects of all tenants: in memory, where they are read and watched, and as documents for the next server.
 type store struct {
 	documents Documents
+	space     diskspace.Check
 	history   int
 	log       *slog.Logger
 
@@ -33,8 +35,8 @@ type store struct {
 	realms map[string]*realm
 }
 
-func newStore(d Documents, history int, log *slog.Logger) *store {
-	return &store{documents: d, history: history, log: log, realms: map[string]*realm{}}
+func newStore(d Documents, space diskspace.Check, history int, log *slog.Logger) *store {
+	return &store{documents: d, space: space, history: history, log: log, realms: map[string]*realm{}}
 }
 
 // next is a resource version that is higher than every one before, also those of an earlier server: it is the time, in
@@ -265,12 +267,15 @@ func (r *realm) byID(id string) *object {
 	return nil
 }
 
-// create puts an object where none is.
+// create puts an object where none is, and where it uses none of the reserve of the host's disk.
 func (r *realm) create(ctx context.Context, o *object) (*object, error) {
 	r.writes.Lock()
 	defer r.writes.Unlock()
 	if r.get(o.kind, o.namespace(), o.name()) != nil {
 		return nil, exists(o.kind, o.name())
+	}
+	if err := r.store.space.Allow(diskspace.Step); err != nil {
+		return nil, err
 	}
 	return r.put(ctx, o, nil)
 }
