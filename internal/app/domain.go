@@ -147,7 +147,7 @@ func sandboxConfig(cfg config.Config, host template.Limits) sandbox.Config {
 	return sandbox.Config{
 		DefaultTemplate: defaultTemplate(cfg), DefaultLifetime: c.DefaultLifetime, MaxLifetime: c.MaxLifetime,
 		DefaultIdleTimeout: c.IdleTimeout, PausedLifetime: paused, StartTimeout: c.StartTimeout, Retention: c.Retention,
-		MaxPerTenant: c.MaxPerTenant, CreateRate: c.CreateRate, MaxEventStreams: c.MaxEventStreams, MaxOperations: c.MaxOperations,
+		MaxPerTenant: c.MaxPerTenant, MaxEnded: c.MaxEnded, CreateRate: c.CreateRate, MaxEventStreams: c.MaxEventStreams, MaxOperations: c.MaxOperations,
 		DefaultLimits: template.Limits{CPUs: c.CPUs, MemoryBytes: int64(c.Memory), Pids: c.Pids, DiskBytes: int64(c.Disk), OpenFiles: c.OpenFiles},
 		MaxLimits: template.Limits{
 			CPUs: cmp.Or(c.MaxCPUs, host.CPUs), MemoryBytes: cmp.Or(int64(c.MaxMemory), host.MemoryBytes), DiskBytes: cmp.Or(int64(c.MaxDisk), host.DiskBytes),

@@ -135,6 +135,7 @@ type Sandbox struct {
 	MaxEventStreams int           `toml:"max_event_streams"` // of events, and as many of session logs, that a tenant follows
 	MaxOperations   int           `toml:"max_operations"`    // of a tenant in sandboxes at the same time: runs, files, watches, port connections
 	Retention       time.Duration `toml:"retention"`         // how long an ended sandbox stays readable
+	MaxEnded        int           `toml:"max_ended"`         // ended sandboxes of a tenant that stay readable
 }
 
 // Template says which templates are made ready at start.
@@ -199,7 +200,7 @@ const DefaultListen = "127.0.0.1:8080"
 func Default() Config {
 	return Config{
 		Listen: DefaultListen, DataDir: DefaultDataDir(), Driver: "native", ShutdownGrace: 10 * time.Second,
-		Log: Log{Level: "info", Format: "text"}, Sandbox: Sandbox{PausedLifetime: 30 * 24 * time.Hour, MaxPerTenant: 4000, MaxEventStreams: 64, MaxOperations: 2048},
+		Log: Log{Level: "info", Format: "text"}, Sandbox: Sandbox{PausedLifetime: 30 * 24 * time.Hour, MaxPerTenant: 4000, MaxEnded: 20_000, MaxEventStreams: 64, MaxOperations: 2048},
 		Images:    Images{Map: defaultMap(), MaxFiles: 1_000_000, MaxTenant: 50 << 30, MaxTenantFiles: 5_000_000},
 		Artifacts: Artifacts{LinkTTL: 10 * time.Minute, MaxFileSize: 50 << 20, MaxSessionSize: 10 << 30, MaxTenantSize: 50 << 30},
 		Sessions:  Sessions{IdleTimeout: 45 * time.Minute, Size: 1 << 30, MaxPerTenant: 100_000, MaxTenantLog: 4 << 30},

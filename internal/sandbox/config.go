@@ -38,6 +38,7 @@ type Config struct {
 	StartTimeout time.Duration
 
 	Retention time.Duration // how long an ended sandbox stays readable; 24 h
+	MaxEnded  int           // ended sandboxes of one tenant that stay readable, the newest, and up to a twentieth more; zero: no limit
 
 	Space diskspace.Check // before creates, forks and changes of metadata add to the rows; nil refuses nothing
 
@@ -63,7 +64,7 @@ func (c Config) Validate() error {
 		return fault.New(fault.Invalid, "maximum lifetime, default idle timeout, start timeout and retention cannot be negative")
 	case c.MaxLifetime > 0 && c.DefaultLifetime > c.MaxLifetime:
 		return fault.New(fault.Invalid, "the default lifetime %v is over the maximum %v", c.DefaultLifetime, c.MaxLifetime)
-	case c.MaxPerTenant < 0, c.CreateRate < 0, c.MaxStarting < 0, c.MaxQueued < 0, c.MaxEventStreams < 0, c.MaxOperations < 0:
+	case c.MaxPerTenant < 0, c.MaxEnded < 0, c.CreateRate < 0, c.MaxStarting < 0, c.MaxQueued < 0, c.MaxEventStreams < 0, c.MaxOperations < 0:
 		return fault.New(fault.Invalid, "limits on the number of sandboxes cannot be negative")
 	}
 	if err := checkLimits(asked, c.MaxLimits); err != nil {

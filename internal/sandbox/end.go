@@ -137,6 +137,7 @@ func (m *Manager) settle(ctx context.Context, e *entry) bool {
 	}
 	m.log.Info("sandbox ended", "sandbox", e.id, "tenant", e.tenant, "cause", sb.Cause, "message", sb.CauseMessage)
 	m.observer.Ended(sb)
+	m.ends.add(e.tenant)
 	m.drop(e)
 	return true
 }

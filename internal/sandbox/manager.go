@@ -37,6 +37,7 @@ type Manager struct {
 	slots  *slots // of creates
 	forks  *slots // of forks: one that waits for a busy kernel must not hold up a create
 	rates  *rates
+	ends   *endCounter
 	events *eventFeed
 	uses   templateUses // creates and removals, by template
 	// Connections to ports have a quota of their own: visitors of a public port must not use up what its
@@ -72,7 +73,7 @@ func NewManager(cfg Config, d Driver, s Store, t Templates, o Observer, log *slo
 	life, cancel := context.WithCancel(context.Background())
 	return &Manager{
 		cfg: cfg, driver: d, store: s, templates: t, observer: o, log: log,
-		clock: newClock(), rates: newRates(cfg.CreateRate), events: newEventFeed(s, cfg.Server != "", cfg.MaxEventStreams),
+		clock: newClock(), rates: newRates(cfg.CreateRate), ends: newEndCounter(cfg.MaxEnded), events: newEventFeed(s, cfg.Server != "", cfg.MaxEventStreams),
 		operations: newOperationQuota(cfg.MaxOperations, "operations going on in sandboxes"),
 		ports:      newOperationQuota(cfg.MaxOperations, "connections to ports of sandboxes"),
 		slots:      newSlots(cfg.MaxStarting, cfg.MaxQueued), forks: newSlots(cfg.MaxStarting, cfg.MaxQueued),

@@ -36,6 +36,7 @@ func (m *Manager) Open(ctx context.Context) error {
 	m.work.Go(m.follow)
 	m.work.Go(func() { m.clock.run(m.life, m.fire) })
 	m.work.Go(m.sweep)
+	m.work.Go(m.boundEnded)
 	m.work.Go(m.sampling)
 	m.explain(ctx, missing)
 	m.mu.Lock()
@@ -290,25 +291,5 @@ func (m *Manager) explain(ctx context.Context, missing []lost) {
 			end.Cause, end.Message = CauseHostReboot, "the host restarted"
 		}
 		m.record(ctx, l.entry, end)
-	}
-}
-
-// sweep removes ended sandboxes once their retention has passed.
-func (m *Manager) sweep() {
-	every := min(max(m.cfg.Retention/24, time.Minute), time.Hour)
-	ticker := time.NewTicker(every)
-	defer ticker.Stop()
-	for {
-		m.rates.sweep()
-		if n, err := m.store.Prune(m.life, now().Add(-m.cfg.Retention)); err != nil && m.life.Err() == nil {
-			m.log.Warn("ended sandboxes are not pruned", "error", err)
-		} else if n > 0 {
-			m.log.Info("ended sandboxes pruned", "count", n)
-		}
-		select {
-		case <-m.life.Done():
-			return
-		case <-ticker.C:
-		}
 	}
 }

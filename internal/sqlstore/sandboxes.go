@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -330,6 +331,53 @@ func (s *Store) pruneSome(ctx context.Context, before time.Time) (n int, err err
 			return err
 		}
 		result, err := tx.ExecContext(ctx, `DELETE FROM sandboxes WHERE id IN (`+chosen+`)`, micros(before), pruneBatch)
+		if err != nil {
+			return err
+		}
+		deleted, err := result.RowsAffected()
+		n = int(deleted)
+		return err
+	})
+	return n, err
+}
+
+// excessQuery is what a tenant has beyond its newest ended sandboxes.
+const excessQuery = `SELECT id FROM sandboxes WHERE tenant = ?1 AND state = 'ended' ORDER BY ended_at DESC, seq DESC LIMIT ?2 OFFSET ?3`
+
+// PruneTenant removes the ended sandboxes of a tenant, with their events, but the newest.
+func (s *Store) PruneTenant(ctx context.Context, tenant string, keep int) (total int, err error) {
+	var ids []any
+	// The reader chooses, because that takes long: what has ended is changed by no other writer.
+	err = s.queryWithin(ctx, batchTime, excessQuery, []any{tenant, math.MaxInt32, keep}, func(rows *sql.Rows) error {
+		var id string
+		err := rows.Scan(&id)
+		ids = append(ids, id)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("find ended sandboxes of tenant %s: %w", tenant, err)
+	}
+	slices.Reverse(ids) // the oldest first
+	for batch := range slices.Chunk(ids, pruneBatch) {
+		n, err := s.pruneThese(ctx, batch)
+		total += n
+		if err != nil {
+			return total, fmt.Errorf("prune sandboxes of tenant %s: %w", tenant, err)
+		}
+	}
+	return total, nil
+}
+
+func (s *Store) pruneThese(ctx context.Context, ids []any) (n int, err error) {
+	in := ` IN (?` + strings.Repeat(", ?", len(ids)-1) + `)`
+	err = s.inTxWithin(ctx, batchTime, func(ctx context.Context, tx *sql.Tx) error {
+		if err := s.turn(ctx, tx, "prune"); err != nil { // another server may have chosen the same
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, `DELETE FROM events WHERE sandbox`+in, ids...); err != nil {
+			return err
+		}
+		result, err := tx.ExecContext(ctx, `DELETE FROM sandboxes WHERE state = 'ended' AND id`+in, ids...)
 		if err != nil {
 			return err
 		}

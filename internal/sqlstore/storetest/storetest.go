@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -65,6 +66,7 @@ func Run(t *testing.T, open func(t *testing.T) Store) {
 		"events come in order, after a number, by sandbox and by tenant": events,
 		"event numbers rise and are never used again":                    eventNumbers,
 		"a prune removes only what ended before, with its events":        prune,
+		"a tenant's prune keeps the newest, with their events":           pruneTenant,
 		"many writers at once lose nothing":                              concurrent,
 		"a key record comes back as it was stored":                       keyRoundTrip,
 		"a revoked key keeps its first time":                             revoke,
@@ -549,6 +551,36 @@ func prune(t *testing.T, s Store) {
 	got, err := s.Events(t.Context(), "acme", sandbox.EventQuery{Sandbox: "sb1"}, 10)
 	must(t, err)
 	wantSame(t, got, nil)
+}
+
+func pruneTenant(t *testing.T, s Store) {
+	const many = 1003 // more than one transaction removes
+	for i := range many {
+		r := bare(fmt.Sprintf("sb%04d", i))
+		if i == many-1 {
+			r.Tenant = "globex"
+		}
+		must(t, s.Insert(t.Context(), r, event(r, sandbox.LifecycleCreated)))
+		if i > 0 { // the first one lives
+			must(t, s.Save(t.Context(), ended(r, epoch.Add(time.Duration(i)*time.Second))))
+		}
+	}
+	for _, want := range []int{many - 2 - 3, 0} {
+		n, err := s.PruneTenant(t.Context(), "acme", 3)
+		must(t, err)
+		if n != want {
+			t.Fatalf("pruned %d, want %d", n, want)
+		}
+		wantSame(t, slices.Sorted(slices.Values(ids(t, s, sandbox.ListQuery{}))), []string{"sb0000", "sb0999", "sb1000", "sb1001"})
+		got, err := s.Events(t.Context(), "acme", sandbox.EventQuery{}, 10)
+		must(t, err)
+		if len(got) != 4 || got[0].Sandbox != "sb0000" || got[1].Sandbox != "sb0999" {
+			t.Errorf("events are %v", got)
+		}
+	}
+	if _, err := s.Get(t.Context(), "sb1002"); err != nil {
+		t.Errorf("another tenant's: %v", err)
+	}
 }
 
 func concurrent(t *testing.T, s Store) {
