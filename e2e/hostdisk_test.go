@@ -222,6 +222,10 @@ func refusedBelowReserve(t *testing.T, s *server, running *sandbox, sentence str
 	for what, ask := range map[string]func() error{
 		"a create": func() error { _, err := s.Create(t.Context(), client.CreateRequest{}); return err },
 		"a fork":   func() error { _, err := running.Fork(t.Context(), client.ForkRequest{Count: 1}); return err },
+		"a session": func() error {
+			_, err := s.OpenSession(t.Context(), "none", client.SessionRequest{})
+			return err
+		},
 		"a snapshot": func() error {
 			_, err := running.Snapshot(t.Context(), client.SnapshotRequest{Name: "none"})
 			return err
@@ -251,9 +255,30 @@ func refusedBelowReserve(t *testing.T, s *server, running *sandbox, sentence str
 		t.Errorf("cove doctor says\n%s", out)
 	}
 	running.sh("head -c 3000000 /dev/urandom > more; sync -f more")
-	s.create(t, client.CreateRequest{Storage: "tmpfs"}).kill() // it takes no space
+	before := s.rows(t)
+	for range 10 { // no create that is refused leaves a row
+		if _, err := s.Create(t.Context(), client.CreateRequest{Storage: "tmpfs"}); client.KindOf(err) != client.DiskFull {
+			t.Errorf("a create in memory: got %v of kind %q", err, client.KindOf(err))
+		}
+	}
+	if n := s.rows(t) - before; n != 0 {
+		t.Errorf("%d refused sandboxes have rows", n)
+	}
 	free()
 	s.create(t, client.CreateRequest{}).kill()
+	s.create(t, client.CreateRequest{Storage: "tmpfs"}).kill()
+}
+
+// rows counts the tenant's sandboxes, ended ones too.
+func (s *server) rows(t *testing.T) (n int) {
+	t.Helper()
+	for _, err := range s.List(t.Context(), client.ListRequest{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		n++
+	}
+	return n
 }
 
 // fillFiles leaves 1 % of the inodes of the data directory's file system; the function frees them
