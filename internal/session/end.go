@@ -287,6 +287,7 @@ func (m *Manager) Open(ctx context.Context) error {
 	if m.cfg.Retention > 0 {
 		m.work.Go(m.sweep)
 	}
+	m.work.Go(m.reportLost)
 	return nil
 }
 

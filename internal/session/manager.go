@@ -82,6 +82,8 @@ type Store interface {
 	SessionCensus(ctx context.Context) (map[string]int, error)
 	// CountSessions is how many a tenant has, whatever their state.
 	CountSessions(ctx context.Context, tenant string) (int, error)
+	// SessionIDs are those of all tenants.
+	SessionIDs(ctx context.Context) ([]string, error)
 
 	// BeginRun adds a run. Another of the same session and generation with the same key is fault.Conflict.
 	BeginRun(ctx context.Context, r Run) error

@@ -50,6 +50,7 @@ type place struct {
 	// What stands between sessions and the domain or the keeper, to do what a hostile sandbox or a slow disk does.
 	wrap      func(*sandbox.Manager) session.Sandboxes
 	artifacts session.Artifacts
+	log       slog.Handler // nil: discards
 }
 
 func newPlace(t *testing.T) *place {
@@ -94,6 +95,9 @@ type server struct {
 func (p *place) serve() *server {
 	p.t.Helper()
 	log := slog.New(slog.DiscardHandler)
+	if p.log != nil {
+		log = slog.New(p.log)
+	}
 	blobs, err := local.Open(filepath.Join(p.dir, "artifacts"), local.Options{})
 	if err != nil {
 		p.t.Fatal(err)

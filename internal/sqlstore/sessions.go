@@ -185,6 +185,20 @@ func (s *Store) RemoveSession(ctx context.Context, id string) error {
 	return nil
 }
 
+// SessionIDs are the ids of all sessions of all tenants.
+func (s *Store) SessionIDs(ctx context.Context) (ids []string, err error) {
+	err = s.queryWithin(ctx, batchTime, "SELECT id FROM sessions", nil, func(rows *sql.Rows) error {
+		var id string
+		err := rows.Scan(&id)
+		ids = append(ids, id)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list ids of sessions: %w", err)
+	}
+	return ids, nil
+}
+
 // CountSessions is how many sessions a tenant has.
 func (s *Store) CountSessions(ctx context.Context, tenant string) (n int, err error) {
 	if err := s.queryRow(ctx, "SELECT count(*) FROM sessions WHERE tenant = ?1", tenant).Scan(&n); err != nil {
