@@ -38,9 +38,13 @@ type Config struct {
 	StartTimeout time.Duration
 
 	Retention time.Duration // how long an ended sandbox stays readable; 24 h
-	MaxEnded  int           // ended sandboxes of one tenant that stay readable, the newest, and up to a twentieth more; zero: no limit
 
-	Space diskspace.Check // before creates, forks and changes of metadata add to the rows; nil refuses nothing
+	// MaxEnded is how many ended sandboxes of one tenant stay readable, and up to a twentieth more.
+	// The oldest are removed. Zero: no limit.
+	MaxEnded int
+	// Space is asked before creates, forks and changes of metadata add to the rows. Nil refuses
+	// nothing.
+	Space diskspace.Check
 
 	// Server is this server among those that share its Store and its driver. Empty: it has both for itself.
 	Server string

@@ -149,8 +149,8 @@ func (m *Manager) claim(pl plan) (e *entry, mine bool, err error) {
 
 // roomForRows refuses new rows where they would use the reserve of the host's disk.
 //
-// The driver asks for the space of a sandbox's disk itself. A sandbox in memory has none, but its row and events are
-// on this disk for as long as ended sandboxes are kept.
+// The driver asks for the space of a sandbox's disk itself. A sandbox in memory has none, but its
+// row and events are on this disk for as long as ended sandboxes are kept.
 func (m *Manager) roomForRows() error { return m.cfg.Space.Allow(diskspace.Step) }
 
 // admit lets a tenant have n sandboxes more, or says why not; called with mu held.

@@ -27,8 +27,10 @@ func (m *Manager) sweep() {
 	}
 }
 
-// boundEnded removes the oldest ended sandboxes of each tenant that may have more than Config.MaxEnded, until the
-// Manager closes. Without it a tenant that creates and ends all day fills the disk with rows.
+// boundEnded removes the oldest ended sandboxes of each tenant that may have more than
+// Config.MaxEnded, until the Manager closes.
+//
+// Without it a tenant that creates and ends sandboxes all day fills the disk with rows.
 func (m *Manager) boundEnded() {
 	for {
 		select {
@@ -49,7 +51,8 @@ func (m *Manager) boundEnded() {
 	}
 }
 
-// endCounter counts the recorded ends of each tenant. An end costs an addition, and the rows are counted once in step ends.
+// endCounter counts the recorded ends of each tenant, so that its rows are counted only once in
+// step ends.
 type endCounter struct {
 	step int           // zero: it counts nothing
 	due  chan struct{} // has a value when take has a tenant to give
@@ -58,7 +61,8 @@ type endCounter struct {
 	ends map[string]int // by tenant, since take gave it
 }
 
-// newEndCounter makes a counter for at most so many ended sandboxes of a tenant, and a twentieth more.
+// newEndCounter makes a counter for at most so many ended sandboxes of a tenant, and a twentieth
+// more.
 func newEndCounter(most int) *endCounter {
 	c := &endCounter{due: make(chan struct{}, 1), ends: map[string]int{}}
 	if most > 0 {

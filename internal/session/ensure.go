@@ -206,8 +206,8 @@ func (m *Manager) start(ctx context.Context, p auth.Principal, e *entry, s Sessi
 	return nil
 }
 
-// add writes a session that may be one more of its tenant's. It refuses a new one that would use the reserve of the
-// host's disk.
+// add writes a session that may be one more of its tenant's. It refuses a new one that would use
+// the reserve of the host's disk.
 func (m *Manager) add(ctx context.Context, e *entry, s Session) error {
 	if e.s == nil {
 		if err := m.cfg.Space.Allow(diskspace.Step); err != nil {

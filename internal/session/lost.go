@@ -7,8 +7,8 @@ import (
 
 // reportLost logs how many directories of sessions have no row, if there are any.
 //
-// A row is written before the session's directory and removed after it, so that no crash of the server leaves a
-// directory alone. The database does when it lost its last changes, or is an older copy.
+// A row is written before the session's directory and removed after it, so that no crash of the
+// server leaves a directory alone. A database that lost its last changes does, or an older copy.
 func (m *Manager) reportLost() {
 	dirs, err := filepath.Glob(filepath.Join(m.cfg.Dir, "t-*", "ses_*"))
 	if err != nil || len(dirs) == 0 {

@@ -127,7 +127,9 @@ type Config struct {
 	MaxFollowers int           // streams of logs that one tenant follows at the same time; zero: 64
 	Grace        time.Duration // that work behind a run has when the server ends; zero: 5 s
 
-	Space diskspace.Check // where it refuses, no session is added, and runs, logs and states are kept without their details
+	// Space is asked before rows and files grow. Where it refuses, no session is added, and runs, logs
+	// and states are kept without their details.
+	Space diskspace.Check
 }
 
 // Kept is how much of a session's runs outlives them. Code and answers of older cells are dropped, then their rows.
