@@ -14,8 +14,10 @@ import (
 // metadataPrefix begins the names of the attributes that hold a file's metadata.
 const metadataPrefix = "user.e2b."
 
-// entryInfo is an entry as E2B shows it: a link has its target's type and permission bits. A link that leads nowhere is of the
-// type symlink: the SDKs leave out entries without a type.
+// entryInfo is an entry as E2B shows it. A link has its target's permission bits, and its type if the
+// target is a file or a directory. Every other link has the type symlink.
+//
+// The SDKs leave out entries without a type: a link to /dev/null would be missing from a list.
 func entryInfo(e *agentapi.Entry) *envdpb.EntryInfo {
 	info := &envdpb.EntryInfo{
 		Name: e.Name, Path: e.Path, Size: e.Size, Type: fileType(e.Type), Mode: e.Mode & 0o777,
@@ -29,7 +31,10 @@ func entryInfo(e *agentapi.Entry) *envdpb.EntryInfo {
 	to := e.Path // what leads nowhere is its own target
 	info.Type, info.Mode = envdpb.FileType_FILE_TYPE_SYMLINK, 0
 	if e.Link != nil {
-		to, info.Type, info.Mode = e.Link.Path, fileType(e.Link.Type), e.Link.Mode&0o777
+		to, info.Mode = e.Link.Path, e.Link.Mode&0o777
+		if e.Link.Type == agentapi.EntryFile || e.Link.Type == agentapi.EntryDir {
+			info.Type = fileType(e.Link.Type)
+		}
 	}
 	info.SymlinkTarget = &to
 	return info

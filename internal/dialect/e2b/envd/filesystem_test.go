@@ -47,7 +47,7 @@ func TestEntries(t *testing.T) {
 	w := newWorld(t)
 	name, group := me(t)
 	file := put(t, w.home+"/d/file.txt", "hello")
-	for link, to := range map[string]string{"d/link": "file.txt", "d/up": "..", "d/dangling": "nowhere", "d/second": "link"} {
+	for link, to := range map[string]string{"d/link": "file.txt", "d/up": "..", "d/dangling": "nowhere", "d/second": "link", "d/topipe": "pipe"} {
 		if err := os.Symlink(to, filepath.Join(w.home, link)); err != nil {
 			t.Fatal(err)
 		}
@@ -65,6 +65,7 @@ func TestEntries(t *testing.T) {
 		entry("link", pb.FileType_FILE_TYPE_FILE, 8, 0o644, "Lrwxrwxrwx", &file),
 		entry("pipe", pb.FileType_FILE_TYPE_UNSPECIFIED, 0, 0o644, "prw-r--r--", nil),
 		entry("second", pb.FileType_FILE_TYPE_FILE, 4, 0o644, "Lrwxrwxrwx", &file),
+		entry("topipe", pb.FileType_FILE_TYPE_SYMLINK, 4, 0o644, "Lrwxrwxrwx", proto.String(w.home+"/d/pipe")),
 		entry("up", pb.FileType_FILE_TYPE_DIRECTORY, 2, 0o755, "Lrwxrwxrwx", &w.home),
 	}
 	ignore := protocmp.IgnoreFields(&pb.EntryInfo{}, "modified_time")
