@@ -3,8 +3,12 @@
 package sandboxd
 
 import (
+	"bufio"
 	"context"
+	"encoding/binary"
 	"encoding/json"
+	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/url"
@@ -66,12 +70,50 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, p auth.Principal
 	v := visit{p, id}
 	if strings.HasPrefix(r.URL.Path, "/"+processpbconnect.ProcessServiceName+"/") {
 		counted := rpcbudget.Request(patient, p.Tenant)
-		h.rpc.ServeHTTP(w, counted.WithContext(context.WithValue(counted.Context(), visitKey{}, v)))
+		h.serveRPC(w, counted.WithContext(context.WithValue(counted.Context(), visitKey{}, v)))
 		return
 	}
 	if err := h.route(&call{w: w, r: patient, visit: v}); err != nil {
 		h.fail(w, patient, v, err)
 	}
+}
+
+// serveRPC answers a request for a process. A command that is longer than a message may be is
+// refused like a shorter one that is too long for Linux.
+//
+// connect's own answer is resource_exhausted, which clients take for a limit of requests and try
+// again. It is given before an interceptor of a unary procedure runs, so the check is made here.
+func (h *Handler) serveRPC(w http.ResponseWriter, r *http.Request) {
+	switch r.URL.Path {
+	case processpbconnect.ProcessServiceStartProcedure, processpbconnect.ProcessServiceExecuteProcedure:
+		if refuse := connect.NewErrorWriter(); refuse.IsSupported(r) && overMessage(r) {
+			err := fmt.Errorf("the command is too long: %s, and all of it %d bytes", agentapi.ArgumentLimit, maxMessage)
+			_ = refuse.Write(w, r, connect.NewError(connect.CodeInvalidArgument, err)) // the client may have left
+			return
+		}
+	}
+	h.rpc.ServeHTTP(w, r)
+}
+
+// prefix is how many bytes of gRPC stand before a message: a flag, and its size in four bytes.
+const prefix = 5
+
+// overMessage tells whether the first message of a request is longer than a message may be. The
+// request's body can be read as before.
+func overMessage(r *http.Request) bool {
+	if r.ContentLength > maxMessage+prefix {
+		return true
+	}
+	if !strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") {
+		return false
+	}
+	body := bufio.NewReader(r.Body)
+	r.Body = struct {
+		io.Reader
+		io.Closer
+	}{body, r.Body}
+	head, err := body.Peek(prefix)
+	return err == nil && binary.BigEndian.Uint32(head[1:]) > maxMessage // connect tells what is wrong with less
 }
 
 // call is one request about files on its way.

@@ -231,6 +231,39 @@ func TestExecute(t *testing.T) {
 	}
 }
 
+// TestCommand_OverMessage: a command that is longer than a message is refused for good, in every protocol.
+func TestCommand_OverMessage(t *testing.T) {
+	w := newWorld(t)
+	const most = 4 << 20
+	for name, rpc := range map[string]processpbconnect.ProcessServiceClient{
+		"gRPC":    w.rpc,
+		"Connect": processpbconnect.NewProcessServiceClient(w.Client(), w.URL),
+	} {
+		for _, size := range []int{most - 100, most + 1, 5 * most} {
+			long := config("/bin/true", strings.Repeat("x", size))
+			_, err := rpc.Execute(t.Context(), connect.NewRequest(&pb.ExecuteRequest{Config: long}))
+			check := func(what string, err error) {
+				if connect.CodeOf(err) != connect.CodeInvalidArgument || !strings.Contains(err.Error(), "one argument may have at most 131071 bytes") ||
+					size > most && !strings.Contains(err.Error(), "4194304 bytes") {
+					t.Errorf("%s: %s with %d bytes: %.300v", name, what, size, err)
+				}
+			}
+			check("Execute", err)
+			stream, err := rpc.Start(t.Context(), connect.NewRequest(&pb.StartRequest{Config: long}))
+			if err == nil {
+				stream.Receive()
+				err = stream.Err()
+				stream.Close()
+			}
+			check("Start", err)
+		}
+	}
+	got, err := w.rpc.Execute(t.Context(), connect.NewRequest(&pb.ExecuteRequest{Config: config("echo", strings.Repeat("x", 100_000))}))
+	if err != nil || len(got.Msg.GetStdout()) != 100_001 {
+		t.Errorf("a command that fits: %v", err)
+	}
+}
+
 func TestStart(t *testing.T) {
 	w := newWorld(t)
 	begin := func(t *testing.T, req *pb.StartRequest) (*connect.ServerStreamForClient[pb.StartResponse], int32) {
