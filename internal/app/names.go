@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"os/exec"
@@ -10,7 +11,7 @@ import (
 	"time"
 )
 
-// lookupLimit is how long the server's start waits for DNS before it says that a name is not known.
+// lookupLimit is how long the server's start waits for DNS before it says that there was no answer.
 const lookupLimit = time.Second
 
 // lookup asks as Python and Node do: through the C library, which knows more sources of names than
@@ -40,6 +41,9 @@ func namesLead(domain string, lookup func(context.Context, string) []string) str
 	defer cancel()
 	found := lookup(ctx, "49983-name-check."+domain)
 	switch {
+	case len(found) == 0 && ctx.Err() != nil:
+		return fmt.Sprintf("the lookup of a name below %s had no answer within %v: see whether this machine reaches its DNS server, and whether there is a record for *.%s",
+			domain, lookupLimit, domain)
 	case len(found) == 0 && (domain == "localhost" || strings.HasSuffix(domain, ".localhost")):
 		return "the C library knows no name below " + domain + ": apt-get install libnss-myhostname"
 	case len(found) == 0:

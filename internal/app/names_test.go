@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"strings"
 	"testing"
 )
 
@@ -25,6 +26,16 @@ func TestNamesLead(t *testing.T) {
 				t.Errorf("%q after a question for %q, want %q", got, asked, c.says)
 			}
 		})
+	}
+}
+
+// TestNamesLead_NoAnswer: a DNS server that does not answer is not a record that is missing.
+func TestNamesLead_NoAnswer(t *testing.T) {
+	for _, domain := range []string{"cove.example", "cove.localhost"} {
+		got := namesLead(domain, func(ctx context.Context, _ string) []string { <-ctx.Done(); return nil })
+		if !strings.HasPrefix(got, "the lookup of a name below "+domain+" had no answer within 1s: ") {
+			t.Errorf("%s: %q", domain, got)
+		}
 	}
 }
 
