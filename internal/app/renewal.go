@@ -333,13 +333,42 @@ func (r *renewer) discard(ctx context.Context) {
 	}
 }
 
-func renewOne(ctx context.Context, store *template.Store, name string, say func(name, state, message string)) {
+// renewTries is how often a template is built while the host's package manager is busy: for about an
+// hour, since each try waits for it too. renewPause is the time between two tries, a variable for tests.
+const renewTries = 30
+
+var renewPause = time.Minute
+
+// templateBuilder is what a renewal needs of the store of templates.
+type templateBuilder interface {
+	Resolve(ctx context.Context, name string) (*template.Template, error)
+	Ensure(ctx context.Context, name string, progress func(template.Progress)) (*template.Template, error)
+}
+
+// ensure builds a template, again while the host's package manager is busy. An upgrade of the host
+// takes longer than a build waits, and without another try the template would be built at the
+// server's next start only.
+func ensure(ctx context.Context, store templateBuilder, name string, progress func(template.Progress)) (*template.Template, error) {
+	for try := 1; ; try++ {
+		t, err := store.Ensure(ctx, name, progress)
+		if !errors.Is(err, template.ErrDpkgBusy) || try == renewTries {
+			return t, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(renewPause):
+		}
+	}
+}
+
+func renewOne(ctx context.Context, store templateBuilder, name string, say func(name, state, message string)) {
 	before := ""
 	if t, err := store.Resolve(ctx, name); err == nil {
 		before = t.Digest
 	}
 	building := sync.OnceFunc(func() { say(name, renewBuilding, "") })
-	t, err := store.Ensure(ctx, name, func(p template.Progress) {
+	t, err := ensure(ctx, store, name, func(p template.Progress) {
 		if p.Step != template.StepWait && p.Step != template.StepPython {
 			building()
 		}

@@ -2,6 +2,7 @@ package template
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,6 +25,9 @@ var (
 	dpkgPatience = time.Minute
 	dpkgLook     = 100 * time.Millisecond
 )
+
+// ErrDpkgBusy is in the error of a build that waited for the host's package manager in vain.
+var ErrDpkgBusy = errors.New("the host's package manager is at work")
 
 // DpkgBusy tells whether the host's package manager is changing a database. Others than root cannot tell.
 func DpkgBusy(dir string) bool {
@@ -77,7 +81,7 @@ func (l *layer) copyDpkg(ctx context.Context, dir string, progress func(Progress
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			return fault.New(fault.Unavailable, "the host's package manager has changed %s for %v; a template is built when it has finished", dir, dpkgPatience)
+			return fault.Wrap(fault.Unavailable, ErrDpkgBusy, "the host's package manager has changed %s for %v; a template is built when it has finished", dir, dpkgPatience)
 		case <-time.After(dpkgLook):
 		}
 	}

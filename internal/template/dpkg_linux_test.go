@@ -1,6 +1,7 @@
 package template_test
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -74,7 +75,7 @@ func TestDpkg_BuildWaitsForItsLock(t *testing.T) {
 		dpkg, dir := database(t)
 		defer holdLock(t, dpkg+"/lock")()
 		_, err := open(t, dir).Ensure(t.Context(), "x", nil)
-		if !fault.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), "package manager") {
+		if !fault.Is(err, fault.Unavailable) || !errors.Is(err, template.ErrDpkgBusy) || !strings.Contains(err.Error(), "package manager") {
 			t.Errorf("got %v", err)
 		}
 	})
