@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/covehq/cove/internal/driver/native/hostcheck"
 )
 
@@ -215,4 +217,29 @@ func TestPackages(t *testing.T) {
 	if f.Level != hostcheck.Warn || f.Remedy != "dpkg --configure -a" {
 		t.Errorf("interrupted: %+v", f)
 	}
+}
+
+func TestPackages_ManagerAtWork(t *testing.T) {
+	root := t.TempDir()
+	lock := filepath.Join(root, "var/lib/dpkg/lock-frontend")
+	if err := os.MkdirAll(filepath.Dir(lock), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Create(lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+		t.Fatal(err)
+	}
+	for _, found := range hostcheck.Check(t.Context(), hostcheck.Options{Root: root, DataDir: "/"}) {
+		if found.Name == "packages" {
+			if found.Level != hostcheck.Note || !strings.Contains(found.Detail, "at work") {
+				t.Errorf("got %+v", found)
+			}
+			return
+		}
+	}
+	t.Error("the package manager was not looked at")
 }
