@@ -62,10 +62,11 @@ test-sdks: programs
 	$(GO) test -count=1 -timeout 60m ./internal/template
 SDK_SUITES := ^Test(E2B|E2BByName|E2BLargeFiles|OpenSandbox|OpenSandboxS.*|AgentSandbox|Python|PythonDeepagents06|StalledReaders_Memory|HostDisk|OpenAPI)$$
 
-# Both and more: the race detector, a thousand create/run/kill cycles, a gigabyte of output. Two tenants come last, on their
-# own: their trial of the capacity measures how long requests take.
+# Both and more: the race detector, a thousand create/run/kill cycles, a gigabyte of output. The faults of running servers and
+# the two tenants come last, each on its own: they measure how long requests take.
 test-all: prerequisites build
 	COVE_LEAK_CYCLES=1000 COVE_E2E_FULL=1 $(GO) test -race -timeout 90m ./...
+	$(MAKE) test-chaos
 	$(MAKE) test-tenants
 
 # Everything a sandbox must refuse, tried from inside.
