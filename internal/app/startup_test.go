@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"strings"
@@ -98,10 +100,11 @@ func early(t *testing.T, method, at, body string) (int, http.Header, string) {
 	return resp.StatusCode, resp.Header, string(text)
 }
 
-// freeAddress is an address that nothing listens on.
+// freeAddress is an address that nothing listens on. Its host is a random one of the loopback network:
+// other programs, which use 127.0.0.1, do not take its port before the server does.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254)))
 	if err != nil {
 		t.Fatal(err)
 	}
