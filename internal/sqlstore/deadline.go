@@ -41,7 +41,7 @@ func (s *Store) call(ctx context.Context, limit time.Duration, do func(context.C
 		return sqliteFault(do(ctx))
 	}
 	if limit == s.limit && s.suspect.Load() {
-		limit = min(limit, suspectLimit)
+		limit = min(limit, s.hasty)
 	}
 	timed, cancel := context.WithTimeoutCause(ctx, limit, errLate)
 	defer cancel()

@@ -26,6 +26,9 @@ func (s *Store) Begin(ctx context.Context) (*sql.Tx, error) { return s.w.BeginTx
 // SetDoubt says how long the database may take to answer after a late call, before it is suspect.
 func (s *Store) SetDoubt(d time.Duration) { s.doubtFor = d }
 
+// SetLimits says how long a call may take: usually, and while the database is suspect.
+func (s *Store) SetLimits(usual, suspect time.Duration) { s.limit, s.hasty = usual, suspect }
+
 // Asking tells whether the store asks the database for a change because a call was late.
 func (s *Store) Asking() bool { return s.doubt.Load() != nil }
 

@@ -72,7 +72,7 @@ func (s *Store) whileFree(ctx context.Context, change func(context.Context) erro
 	}
 	free, over := s.lock.state()
 	if free.Err() != nil {
-		wait := time.NewTimer(suspectLimit)
+		wait := time.NewTimer(s.hasty)
 		defer wait.Stop()
 		select {
 		case <-over:

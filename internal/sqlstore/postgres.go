@@ -43,7 +43,7 @@ func OpenPostgres(ctx context.Context, dsn string) (*Store, error) {
 		return nil, err
 	}
 	life, quit := context.WithCancel(context.Background()) // the Store's, which Close ends
-	s := &Store{w: w, tongue: postgresTongue, doubtFor: defaultDoubt, life: life, quit: quit}
+	s := &Store{w: w, tongue: postgresTongue, doubtFor: defaultDoubt, hasty: suspectLimit, life: life, quit: quit}
 	if s.r, err = dialPostgres(dsn, postgresReaders); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}

@@ -46,7 +46,7 @@ func Open(path string) (*Store, error) {
 	w.SetMaxOpenConns(1)
 	// Owned by the Store and ended by Close.
 	ctx, quit := context.WithCancel(context.Background())
-	s := &Store{w: w, tongue: sqliteTongue, doubtFor: defaultDoubt, due: make(chan struct{}, 1), life: ctx, quit: quit}
+	s := &Store{w: w, tongue: sqliteTongue, doubtFor: defaultDoubt, hasty: suspectLimit, due: make(chan struct{}, 1), life: ctx, quit: quit}
 	if err := s.prepareSQLite(ctx, path, dsn); err != nil {
 		s.Close()
 		return nil, openError(path, err)

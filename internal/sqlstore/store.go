@@ -32,6 +32,7 @@ type Store struct {
 	// database is suspect.
 	doubt    atomic.Pointer[context.Context]
 	doubtFor time.Duration // how long the first answer may take
+	hasty    time.Duration // limit of a caller's call while the database is suspect
 	asking   sync.Mutex    // held while work begins or the store closes
 	work     sync.WaitGroup
 }
