@@ -154,7 +154,7 @@ func (h *home) isInterrupted(t *testing.T, code, then, want string) {
 	if got := h.tells(t, then); !slices.Contains(got.results, want) {
 		t.Errorf("%+v", got)
 	}
-	got = h.hear(t, agentapi.RunParams{Code: code, TimeoutMS: 300}, nil)
+	got = h.hear(t, agentapi.RunParams{Code: code, TimeoutMS: 3000}, nil)
 	if got.end.Outcome != agentapi.OutcomeTimeout || got.end.Lost {
 		t.Errorf("%+v", got)
 	}
