@@ -24,7 +24,8 @@ import (
 const MaxCode = 8 << 20
 
 // endNews is how long a broken connection waits for the news that its sandbox has ended, which tells why.
-const endNews = time.Second
+// Without it the caller reads that the sandbox does not answer, and tries again in vain.
+const endNews = 10 * time.Second
 
 // kernelLanguage is what a kernel speaks for which nobody named a language, and what a warm one does.
 const kernelLanguage = "python"
@@ -528,7 +529,7 @@ func (m *Manager) explainBreak(ctx context.Context, e *entry, err error) error {
 	return m.whyGone(ctx, e, err)
 }
 
-// whyGone waits a moment for the news of a sandbox's end when driver or connection say that it is not there.
+// whyGone waits for the news of a sandbox's end when driver or connection say that it is not there.
 func (m *Manager) whyGone(ctx context.Context, e *entry, err error) error {
 	switch fault.KindOf(err) {
 	case fault.NotFound, fault.Gone, fault.Unavailable:
