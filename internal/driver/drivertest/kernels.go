@@ -2,7 +2,6 @@ package drivertest
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -233,7 +232,7 @@ print("one"); subprocess.run(["echo", "two"]); os.write(1, b"three\n"); print("e
 	{"a timeout ends an infinite loop, keeps its output and the variables", needsPython, func(t *testing.T, b *bench) {
 		s := b.shared(t)
 		s.cell(t, "kept = 8")
-		got := s.run(t, agentapi.RunParams{Code: "print('before')\nwhile True: pass", TimeoutMS: 3000})
+		got := s.run(t, agentapi.RunParams{Code: "print('before')\nwhile True: pass", TimeoutMS: 30_000})
 		if got.stdout != "before\n" || got.end.Outcome != agentapi.OutcomeTimeout || got.end.Lost || got.end.Message == "" {
 			t.Errorf("%+v", got)
 		}
@@ -252,7 +251,7 @@ print("one"); subprocess.run(["echo", "two"]); os.write(1, b"three\n"); print("e
 	}},
 	{"a cell that will not stop loses its kernel, and the next one works", needsPython, func(t *testing.T, b *bench) {
 		s := b.start(t)
-		got := s.run(t, agentapi.RunParams{Code: "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", TimeoutMS: 300})
+		got := s.run(t, agentapi.RunParams{Code: "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass", TimeoutMS: 3000})
 		if got.end.Outcome != agentapi.OutcomeTimeout || !got.end.Lost || !strings.Contains(got.end.Message, "variables are lost") {
 			t.Errorf("%+v", got)
 		}
@@ -320,14 +319,13 @@ import time; time.sleep(5)`)
 			t.Fatal(err)
 		}
 		var wg sync.WaitGroup
-		for i := range 3 {
-			wg.Go(func() { s.cell(t, fmt.Sprintf("order.append(%d)", i)) })
-			time.Sleep(500 * time.Millisecond) // so that they arrive in this order: the agent does not tell of a run that waits
-		}
+		wg.Go(func() { s.cell(t, "order.append('second')") })
+		time.Sleep(5 * time.Second) // until it has arrived: the agent does not tell of a run that waits
+		wg.Go(func() { s.cell(t, "order.append('third')") })
 		s.set(t, sent)
 		listen(t, first)
 		wg.Wait()
-		if got := s.cell(t, "print(order)"); got.stdout != "['first', 0, 1, 2]\n" {
+		if got := s.cell(t, "print(order)"); got.stdout != "['first', 'second', 'third']\n" {
 			t.Errorf("%+v", got)
 		}
 	}},

@@ -529,12 +529,11 @@ func TestForkOfABusyKernel(t *testing.T) {
 		}()
 		// The fork has its place in the queue before the cells that follow. The agent does not tell
 		// of it: a while is all that can be done from outside.
-		time.Sleep(2 * time.Second)
+		time.Sleep(20 * time.Second)
 		after := make(chan string, 2)
 		for i := range 2 {
 			go func() { after <- parent.run(fmt.Sprintf("log.append('after'); print(log, %d)", i)).end.Message }()
 		}
-		time.Sleep(50 * time.Millisecond)
 		parent.sh("touch /tmp/go")
 		wait()
 		f := <-forked
