@@ -57,21 +57,33 @@ func rss(pid int) int64 {
 	return kb << 10
 }
 
-// available is how much memory the host could still give.
-func available(t testing.TB) int64 {
+// memory is how many bytes this server uses: its process, its maker and all of its sandboxes, with the
+// page cache and the kernel's memory that are charged to them. Other programs on the host do not count.
+func (s *server) memory(t testing.TB) int64 {
 	t.Helper()
-	text, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		t.Fatal(err)
+	total := rss(s.cmd.Process.Pid)
+	if maker := makerPID(s.dir); maker != 0 {
+		total += rss(maker)
 	}
-	for line := range strings.Lines(string(text)) {
-		if f := strings.Fields(line); len(f) > 1 && f[0] == "MemAvailable:" {
-			kb, _ := strconv.ParseInt(f[1], 10, 64)
-			return kb << 10
+	counted := false
+	for _, pattern := range []string{"/sys/fs/cgroup/cove-%s/memory.current", "/sys/fs/cgroup/*/cove-%s/memory.usage_in_bytes"} {
+		found, _ := filepath.Glob(fmt.Sprintf(pattern, s.tag()))
+		for _, name := range found {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			bytes, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			counted, total = true, total+bytes
 		}
 	}
-	t.Fatal("no MemAvailable in /proc/meminfo")
-	return 0
+	if !counted {
+		t.Fatal("no cgroup of this server counts memory")
+	}
+	return total
 }
 
 // cgroups are the directories of this server's sandboxes in every hierarchy.

@@ -42,7 +42,7 @@ func TestSnippetsEnd(t *testing.T) {
 		"S2.22 bytes that are no text":      {client.SnippetRequest{Code: "import os; os.write(1, b'a\\xffb')"}, client.SnippetResult{Stdout: "a\uFFFDb"}},
 		"S2.23 a status":                    {client.SnippetRequest{Code: "import sys; sys.exit(3)"}, client.SnippetResult{ExitCode: 3}},
 		"S2.23 a signal":                    {client.SnippetRequest{Code: "import os; os.kill(os.getpid(), 11)"}, client.SnippetResult{ExitCode: -11, Signal: "SIGSEGV"}},
-		"S2.12 S2.13 what came before":      {client.SnippetRequest{Code: "print('before', end='')\nwhile True: pass", TimeoutSeconds: 1}, client.SnippetResult{ExitCode: -1, TimedOut: true, Signal: "SIGKILL", Stdout: "before"}},
+		"S2.12 S2.13 what came before":      {client.SnippetRequest{Code: "print('before', end='')\nwhile True: pass", TimeoutSeconds: 10, CPUSeconds: 60}, client.SnippetResult{ExitCode: -1, TimedOut: true, Signal: "SIGKILL", Stdout: "before"}},
 		"S2.16 processor time":              {client.SnippetRequest{Code: "while True: pass", CPUSeconds: 1, TimeoutSeconds: 30}, client.SnippetResult{ExitCode: -24, Signal: "SIGXCPU"}},
 		"its stdin is empty":                {client.SnippetRequest{Code: "import sys; print(repr(sys.stdin.read()))"}, client.SnippetResult{Stdout: "''\n"}},
 		"it is the main module":             {client.SnippetRequest{Code: "class A: pass\nimport pickle\nprint(__name__, type(pickle.loads(pickle.dumps(A()))) is A)"}, client.SnippetResult{Stdout: "__main__ True\n"}},
