@@ -22,13 +22,16 @@ type tried struct {
 	name string // of its directory, and of its row in docs/compatibility.md
 	// byName: the SDK inside it sends no routing headers, so it needs E2B_DOMAIN.
 	byName bool
+	// open: the SDK inside it sends no access token with a cell and creates with secure: false, so it needs
+	// a server with e2b.open_sandboxes.
+	open bool
 }
 
 var triedPrograms = []tried{
 	{name: "agno"},
-	{name: "camel-ai", byName: true},
+	{name: "camel-ai", byName: true, open: true},
 	{name: "crewai-tools", byName: true},
-	{name: "e2b-mcp-server", byName: true},
+	{name: "e2b-mcp-server", byName: true, open: true},
 	{name: "google-adk"},
 	{name: "harbor"},
 	{name: "inspect-sandboxes"},
@@ -45,7 +48,8 @@ var triedPrograms = []tried{
 // programLimit is how long one program may take before something hangs.
 const programLimit = 10 * time.Minute
 
-// TestPrograms runs published programs of others, unmodified, against one server. docs/compatibility.md says what came out.
+// TestPrograms runs published programs of others, unmodified, against two servers, one of them with open
+// sandboxes. docs/compatibility.md says what came out.
 func TestPrograms(t *testing.T) {
 	if os.Getenv("COVE_PROGRAMS") == "" {
 		t.Skip("make test-programs runs it: it installs fifteen programs of others, a gigabyte and a half")
@@ -55,11 +59,10 @@ func TestPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	registry := startRegistry(t)
-	// camel-ai and e2b-mcp-server pin an SDK that sends no access token with a cell, and creates with secure: false.
-	s := newServer(t, "COVE_TLS_DOMAIN=cove.test", "COVE_E2B_OPEN_SANDBOXES=true")
-	t.Cleanup(func() { removeImages(t, s) })
+	usual := newServer(t, "COVE_TLS_DOMAIN=cove.test")
+	t.Cleanup(func() { removeImages(t, usual) })
+	open := newServer(t, "COVE_TLS_DOMAIN=cove.test", "COVE_E2B_OPEN_SANDBOXES=true")
 	names := startNames(t, "cove.test")
-	domain, ca := s.domain(t)
 	rows := programRows(t)
 	for _, p := range triedPrograms {
 		t.Run(p.name, func(t *testing.T) {
@@ -71,6 +74,11 @@ func TestPrograms(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			s := usual
+			if p.open {
+				s = open
+			}
+			domain, ca := s.domain(t)
 			command := []string{filepath.Join(packages, "bin", "python"), "-B", script}
 			env := append(s.e2b(), s.openSandbox(t)...)
 			if p.byName {
