@@ -3,6 +3,7 @@
 package native
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -43,6 +44,7 @@ type Driver struct {
 
 	mu       sync.Mutex
 	closed   bool
+	answered wire.Hello // of the maker that answered Open or the last successful Ready
 	idle     []*net.UnixConn
 	channels map[string]*channel
 	prepared map[string]bool     // by tenant and digest
@@ -88,12 +90,16 @@ func (d *Driver) greet(ctx context.Context) error {
 	if r.Hello == nil {
 		return errors.New("the maker did not introduce itself")
 	}
-	d.hello = *r.Hello
+	d.hello, d.answered = *r.Hello, *r.Hello
 	return nil
 }
 
-// MakerPID is the maker's process id.
-func (d *Driver) MakerPID() int { return d.hello.PID }
+// MakerPID is the process id of the maker that answered Open or the last successful Ready.
+func (d *Driver) MakerPID() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.answered.PID
+}
 
 // Caps of this driver.
 func (d *Driver) Caps() sandbox.Caps {
@@ -437,12 +443,59 @@ func (d *Driver) dropIdle() {
 
 // Ready tells whether sandboxes can be made. A failure is asked again on a new connection: another maker may run by now.
 func (d *Driver) Ready(ctx context.Context) error {
-	_, _, err := d.call(ctx, wire.Request{Op: wire.OpHello})
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go d.watchStopped(ctx, cancel)
+	r, _, err := d.call(ctx, wire.Request{Op: wire.OpHello})
 	if err != nil && ctx.Err() == nil {
 		d.dropIdle()
-		_, _, err = d.call(ctx, wire.Request{Op: wire.OpHello})
+		r, _, err = d.call(ctx, wire.Request{Op: wire.OpHello})
+	}
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err == nil && r.Hello != nil {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.answered = *r.Hello
 	}
 	return err
+}
+
+// stoppedLook is how often watchStopped looks at the maker.
+const stoppedLook = 200 * time.Millisecond
+
+// watchStopped cancels a request that the maker cannot answer because its process is stopped, by a signal
+// or a debugger: the kernel still takes connections for it. Two looks must see that, since a tracer stops
+// its process for a moment at every system call.
+func (d *Driver) watchStopped(ctx context.Context, cancel context.CancelCauseFunc) {
+	tick := time.NewTicker(stoppedLook)
+	defer tick.Stop()
+	for stopped := false; ; {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		before := stopped
+		pid := d.MakerPID()
+		stopped = isStopped(pid)
+		if before && stopped {
+			cancel(fault.Wrap(fault.Unavailable, fmt.Errorf("kill -CONT %d lets it continue", pid), "the maker is stopped"))
+			return
+		}
+	}
+}
+
+// isStopped tells whether a process is stopped.
+func isStopped(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	// The state follows the program's name, which is in parentheses and may hold any character.
+	_, rest, _ := bytes.Cut(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" "))
+	return len(rest) > 0 && (rest[0] == 'T' || rest[0] == 't')
 }
 
 // Forget lets the maker drop ends that were written down.
