@@ -44,8 +44,10 @@ const (
 	// checkWait is how long one request for /readyz waits for a check. If the check was good before, the
 	// request gets that answer: a busy machine is late now and then.
 	checkWait = 2 * time.Second
-	// checkPatience is how long a check may take before it has failed.
-	checkPatience = 20 * time.Second
+	// lateFor is how long a check that was good before may be late before it has failed.
+	lateFor = 6 * time.Second
+	// checkLimit ends a check, so that the next request can start another.
+	checkLimit = 20 * time.Second
 )
 
 // health is what the parts said last. Whoever asks needs no key, so the parts are asked no more often by being asked for often.
@@ -95,7 +97,7 @@ func (g *Gateway) look() (states map[string]string, why []string) {
 }
 
 // ask asks one part. One that hangs, as a disk may, is not asked again before it has come back: then it is, since what it
-// says at last is as old as the question. One that was good before has failed when it has hung for checkPatience. The caller
+// says at last is as old as the question. One that was good before has failed when it has hung for lateFor. The caller
 // holds mu.
 func (g *Gateway) ask(name string) error {
 	late := time.NewTimer(checkWait)
@@ -119,7 +121,7 @@ func (g *Gateway) ask(name string) error {
 				g.health.stuck = map[string]*pending{}
 			}
 			g.health.stuck[name] = check
-			if last == nil && g.health.last[name] == checkOK && time.Since(check.begun) < checkPatience {
+			if last == nil && g.health.last[name] == checkOK && time.Since(check.begun) < lateFor {
 				return nil
 			}
 			return cmp.Or(last, errors.New("it does not answer"))
@@ -132,7 +134,7 @@ func (g *Gateway) begin(name string) *pending {
 	answer := make(chan error, 1)
 	g.inflight.Go(func() {
 		// The answer is for every caller, so it does not end with one of them.
-		ctx, cancel := context.WithTimeout(context.Background(), checkPatience)
+		ctx, cancel := context.WithTimeout(context.Background(), checkLimit)
 		defer cancel()
 		answer <- g.cfg.Checks[name](ctx)
 	})
