@@ -45,11 +45,14 @@ func explained(check func(context.Context) error) func(context.Context) error {
 }
 
 // notes are what /readyz tells of a server that is ready.
-func (p parts) notes() []string {
-	if built, ok := p.templates.(builtTemplates); ok {
-		return built.state.notes()
+func (p parts) notes() (all []string) {
+	if p.disk != nil {
+		all = append(all, p.disk.notes()...)
 	}
-	return nil
+	if built, ok := p.templates.(builtTemplates); ok {
+		all = append(all, built.state.notes()...)
+	}
+	return all
 }
 
 // probe is a file that is written and removed again: nothing else tells a disk that takes no more.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"sync"
+	"time"
 
 	"github.com/covehq/cove/internal/config"
 	"github.com/covehq/cove/internal/diskspace"
@@ -67,6 +69,51 @@ func checkPromises(ctx context.Context, cfg config.Config) []Finding {
 		return []Finding{{name, "note", detail + ": not all promises can be kept at once", "watch cove_host_disk_free_bytes; storage.max_tenant_size bounds one tenant"}}
 	}
 	return []Finding{{name, "ok", detail, ""}}
+}
+
+// diskNote is a sentence for /readyz: how full the disk is and what is promised of it.
+type diskNote struct {
+	mu   sync.Mutex
+	text string
+}
+
+// diskNoteWait is how long a check of readiness waits for the numbers: it has succeeded by then.
+const diskNoteWait = time.Second
+
+// after returns a check that asks for the numbers when ready has succeeded: no more often than
+// readiness is checked, and not from a maker that hangs.
+func (n *diskNote) after(ready func(context.Context) error, ask func(context.Context) (wire.Stats, error)) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if err := ready(ctx); err != nil {
+			n.set("")
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, diskNoteWait)
+		defer cancel()
+		stats, err := ask(ctx)
+		if d := stats.Disk; err == nil && d != nil {
+			n.set(fmt.Sprintf("disk: %.1f GiB of %.1f GiB are free, of which %.1f are kept; %.1f GiB are promised to sandboxes, volumes and snapshots",
+				gib(d.Free), gib(d.Total), gib(d.Reserve), gib(d.Promised)))
+		} else {
+			n.set("")
+		}
+		return nil
+	}
+}
+
+func (n *diskNote) set(text string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.text = text
+}
+
+func (n *diskNote) notes() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.text == "" {
+		return nil
+	}
+	return []string{n.text}
 }
 
 func gib(bytes int64) float64 { return float64(bytes) / (1 << 30) }

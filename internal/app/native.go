@@ -53,7 +53,11 @@ func openNative(ctx context.Context, cfg config.Config, log *slog.Logger) (parts
 			return d.Close()
 		}
 	}
-	return parts{driver: d, templates: t, dropPrivilege: true, most: hostLimits(cfg.DataDir), close: closeDriver, ready: d.Ready, stats: makerStats(d)}, nil
+	disk := &diskNote{}
+	return parts{
+		driver: d, templates: t, dropPrivilege: true, most: hostLimits(cfg.DataDir), close: closeDriver,
+		ready: disk.after(d.Ready, d.Stats), disk: disk, stats: makerStats(d),
+	}, nil
 }
 
 // allowNetworks tells the maker which private networks lists may name.
