@@ -240,6 +240,72 @@ func TestStart_PythonIsGone(t *testing.T) {
 	}
 }
 
+// TestStart_KernelCannotStart starts a server whose template has a Python that is there and cannot
+// start: the server serves other templates and says what is wrong.
+func TestStart_KernelCannotStart(t *testing.T) {
+	executable := copyPython(t)
+	s := makeServer(t, "COVE_TEMPLATE_PREPARE=own")
+	t.Cleanup(s.close)
+	definition := "name = 'own'\nfrom = 'base'\n[python]\nfind = ['" + executable + "']\npreload = ['json']\n"
+	if err := os.WriteFile(filepath.Join(s.dir, "templates", "own.toml"), []byte(definition), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s.start(t)
+	s.signal(t, syscall.SIGTERM)
+	if err := syscall.Kill(makerPID(s.dir), syscall.SIGKILL); err != nil { // it has a kernel of that Python
+		t.Fatal(err)
+	}
+	eventually(t, "the maker is gone", patience, func() bool { return makerPID(s.dir) == 0 })
+	found, err := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(executable)), "lib/python3*/encodings"))
+	if err != nil || len(found) != 1 {
+		t.Fatal(found, err)
+	}
+	if err := os.Rename(found[0], found[0]+".away"); err != nil {
+		t.Fatal(err)
+	}
+
+	s.start(t)
+	resp, err := http.Get(s.url + "/healthz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		t.Errorf("/healthz: %d", resp.StatusCode)
+	}
+	if sb, err := s.Create(t.Context(), client.CreateRequest{Template: "base"}); err != nil {
+		t.Errorf("a sandbox of another template: %v", err)
+	} else if err := sb.Kill(t.Context()); err != nil {
+		t.Error(err)
+	}
+	var code int
+	var body string
+	eventually(t, "the build that must fail", patience, func() bool {
+		code, body = readyz(t, s)
+		return strings.Contains(body, "template own is damaged and could not be built again")
+	})
+	if code != http.StatusServiceUnavailable || !strings.Contains(body, "disk: ") {
+		t.Errorf("/readyz: %d %s", code, body)
+	}
+	if _, err := s.Create(t.Context(), client.CreateRequest{Template: "own"}); err == nil || !strings.Contains(err.Error(), "is damaged") {
+		t.Errorf("a sandbox of the template: %v", err)
+	}
+
+	s.signal(t, syscall.SIGTERM)
+	if err := os.Rename(found[0]+".away", found[0]); err != nil {
+		t.Fatal(err)
+	}
+	s.start(t)
+	eventually(t, "/readyz is 200", patience, func() bool { code, _ := readyz(t, s); return code == http.StatusOK })
+	sb, err := s.Create(t.Context(), client.CreateRequest{Template: "own"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := sb.Run(t.Context(), client.RunRequest{Code: "print(6 * 7)"}); err != nil || out.Stdout != "42\n" {
+		t.Errorf("when Python is whole: %q, %v", out.Stdout, err)
+	}
+}
+
 // copyPython copies the system's Python, which needs no library of its own, to another directory.
 func copyPython(t *testing.T) (executable string) {
 	t.Helper()

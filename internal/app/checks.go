@@ -27,7 +27,7 @@ func (s *Server) checks(store *sqlstore.Store, p parts) gateway.Checks {
 		all["disk"] = func(context.Context) error { return checkReserve(s.cfg) }
 	}
 	if built, ok := p.templates.(builtTemplates); ok {
-		all["templates"] = built.state.check
+		all["templates"] = built.check
 	}
 	return all
 }

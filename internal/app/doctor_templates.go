@@ -30,7 +30,10 @@ func VerifyTemplates(ctx context.Context, cfg config.Config) []Finding {
 			continue // not built
 		}
 		if err := store.Verify(ctx, t.Tenant, t.Name); err != nil {
-			remedy := "cove maker stop, remove the layer that is named from " + filepath.Join(dir, "built", "layers") + " and start the server, which builds it again"
+			remedy := "sudo cove template build " + t.Name + " --data-dir " + cfg.DataDir
+			if t.Tenant != "" {
+				remedy = "its tenant removes it and makes it again: it is a snapshot or an image"
+			}
 			findings = append(findings, Finding{name, LevelRefuse, err.Error(), remedy})
 			continue
 		}

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/covehq/cove/internal/config"
+	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/sqlstore"
@@ -62,26 +63,39 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 		s.renewal.awaitCheck(ctx)
 	}
 	progress("warming template " + names[0])
-	// A template that cannot be used does not keep the server from serving the others. followRenewal
-	// makes it ready when it is built again.
-	if err := manager.Prepare(ctx, Tenant, names[0]); err != nil && p.usable(names[0]) {
+	if err := s.prepare(ctx, manager, p, names[0]); err != nil {
 		return nil, parts{}, nil, fmt.Errorf("prepare template %s: %w", names[0], err)
 	}
-	s.warm(manager, names[1:])
+	s.warm(manager, p, names[1:])
 	s.followRenewal(manager, names)
 	s.Caps = manager.Caps()
 	observer.Watch(s.sources(manager, p))
 	return manager, p, observer, nil
 }
 
+// prepare makes a template ready. One that does not work is built again, and does not keep the server from serving the
+// others: followRenewal makes it ready then.
+func (s *Server) prepare(ctx context.Context, m *sandbox.Manager, p parts, name string) error {
+	err := m.Prepare(ctx, Tenant, name)
+	if err == nil || !p.usable(name) {
+		return nil
+	}
+	built, ok := p.templates.(builtTemplates)
+	if !ok || ctx.Err() != nil || !fault.Is(err, fault.Unavailable) || s.ready(ctx) != nil {
+		return err // another cause than the template
+	}
+	s.repair(built, name, err)
+	return nil
+}
+
 // warm makes further templates ready while the server serves already: who asks for one before that waits a moment longer.
-func (s *Server) warm(m *sandbox.Manager, names []string) {
+func (s *Server) warm(m *sandbox.Manager, p parts, names []string) {
 	ctx, cancel := context.WithCancel(context.Background()) // of this work, which the server's end ends
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for _, name := range names {
-			if err := m.Prepare(ctx, Tenant, name); err != nil && ctx.Err() == nil {
+			if err := s.prepare(ctx, m, p, name); err != nil && ctx.Err() == nil {
 				s.log.Warn("template is not warm", "template", name, "error", err)
 			}
 		}
@@ -103,7 +117,9 @@ func (s *Server) followRenewal(m *sandbox.Manager, names []string) {
 				continue
 			}
 			if err := m.Prepare(ctx, Tenant, name); err != nil && ctx.Err() == nil {
-				s.log.Warn("template is not warm", "template", name, "error", err)
+				s.log.Error("a template that was built again does not work, and no sandbox starts from it", "template", name, "error", err)
+				s.renewal.state.hear(renewed{name, renewDamaged, ""})
+				s.renewal.state.hear(renewed{name, renewFailed, ""})
 			}
 		}
 	}()

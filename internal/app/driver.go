@@ -61,15 +61,36 @@ func openTemplates(cfg config.Config, log *slog.Logger) (builtTemplates, error) 
 }
 
 func (t builtTemplates) Resolve(ctx context.Context, tenant, name string) (*template.Template, error) {
+	t.refresh()
 	if err := t.state.usable(name); err != nil {
 		return nil, err
 	}
-	t.Current() // an operator may have built one meanwhile
 	found, err := t.ResolveFor(ctx, tenant, name)
 	if err == nil && found.Snapshot != nil {
 		err = t.state.usable(found.Snapshot.Base)
 	}
 	return found, err
+}
+
+// refresh reads the templates again that another process, such as cove template build, has built.
+func (t builtTemplates) refresh() {
+	t.Current()
+	t.state.refresh(t.digest)
+}
+
+// digest is that of a built template of the operator; empty if there is none.
+func (t builtTemplates) digest(name string) string {
+	found, err := t.Store.Resolve(context.Background(), name) // from memory
+	if err != nil {
+		return ""
+	}
+	return found.Digest
+}
+
+// check fails while a template is damaged.
+func (t builtTemplates) check(ctx context.Context) error {
+	t.refresh()
+	return t.state.check(ctx)
 }
 
 // usable tells whether sandboxes may start from a template of the operator.

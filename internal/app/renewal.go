@@ -7,13 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -28,9 +28,10 @@ import (
 // renewCommand is the internal command of the child that renews templates.
 const renewCommand = "renew-templates"
 
-// renewal is a child process that renews templates while the server serves those that are built: it builds again what a
-// change of the host or of a definition has made out of date. It is started while the server is root, since building
-// needs root, and ends when everything is up to date.
+// renewal is a child process that renews templates while the server serves those that are built: it
+// builds again what a change of the host or of a definition has made out of date, and later what
+// the server finds damaged. It is started while the server is root, since building needs root, and
+// ends with the server.
 type renewal struct {
 	cmd     *exec.Cmd
 	stdin   io.WriteCloser
@@ -62,28 +63,75 @@ const (
 	renewFailed   = "failed"   // the earlier one goes on to serve
 )
 
-// renewFinish tells the child to finish a build although the server ends.
-const renewFinish = "finish\n"
+// What the server tells the child, a line each.
+const (
+	renewFinish  = "finish\n" // finish the build that goes on, although the server ends
+	renewRebuild = "rebuild " // and a name: build this template again, it does not work
+)
 
 // templateState is what the server knows of its templates beyond the records: /readyz tells it.
 type templateState struct {
 	mu      sync.Mutex
 	states  map[string]string // by template
-	damaged map[string]bool   // until it is built
+	damaged map[string]string // the digest by template, empty if unknown; until it is built
 }
 
 func (s *templateState) hear(r renewed) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.states == nil {
-		s.states, s.damaged = map[string]string{}, map[string]bool{}
-	}
-	s.states[r.Template] = r.State
+	s.set(r.Template, r.State)
 	switch r.State {
 	case renewDamaged:
-		s.damaged[r.Template] = true
+		if _, known := s.damaged[r.Template]; !known {
+			s.damaged[r.Template] = ""
+		}
 	case renewBuilt, renewCurrent:
 		delete(s.damaged, r.Template)
+	}
+}
+
+// set notes the state of a template. The caller holds mu.
+func (s *templateState) set(name, state string) {
+	if s.states == nil {
+		s.states, s.damaged = map[string]string{}, map[string]string{}
+	}
+	s.states[name] = state
+}
+
+// damage notes that a template does not work, and reports whether that is news.
+func (s *templateState) damage(name, digest string) (news bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if known, ok := s.damaged[name]; ok && (known == digest || known == "") {
+		return false
+	}
+	s.set(name, renewDamaged)
+	s.damaged[name] = digest
+	return true
+}
+
+// refresh forgets the damage of templates that have another digest now: another process has built
+// them.
+func (s *templateState) refresh(digestOf func(name string) string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, digest := range s.damaged {
+		if digest == "" {
+			continue
+		}
+		if now := digestOf(name); now != "" && now != digest {
+			delete(s.damaged, name)
+			s.states[name] = renewBuilt
+		}
+	}
+}
+
+// giveUp notes that no damaged template is built again any more.
+func (s *templateState) giveUp() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name := range s.damaged {
+		s.states[name] = renewFailed
 	}
 }
 
@@ -93,8 +141,9 @@ func (s *templateState) notes() []string {
 	defer s.mu.Unlock()
 	var all []string
 	for _, name := range slices.Sorted(maps.Keys(s.states)) {
+		_, damaged := s.damaged[name]
 		switch state := s.states[name]; {
-		case s.damaged[name]:
+		case damaged: // check tells it
 		case state == renewBuilding:
 			all = append(all, fmt.Sprintf("template %s is being built again; the earlier one serves", name))
 		case state == renewFailed:
@@ -118,7 +167,7 @@ func (s *templateState) check(context.Context) error {
 func (s *templateState) usable(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.damaged[name] {
+	if _, damaged := s.damaged[name]; damaged {
 		return fault.New(fault.Unavailable, "%s", s.refusal(name))
 	}
 	return nil
@@ -144,9 +193,7 @@ func (s *Server) renewTemplates(t builtTemplates, names []string) error {
 	if os.Geteuid() != 0 {
 		for _, name := range names {
 			if err := t.CheckPython(name); err != nil {
-				t.state.hear(renewed{name, renewDamaged, ""})
-				t.state.hear(renewed{name, renewFailed, ""})
-				s.log.Error("no sandbox starts from a template until root builds it again: sudo cove template build", "template", name, "error", err)
+				s.repair(t, name, err)
 			}
 		}
 		return nil
@@ -172,6 +219,30 @@ func (s *Server) renewTemplates(t builtTemplates, names []string) error {
 	return nil
 }
 
+// repair has a template built again that does not work: no sandbox starts from it until then.
+// Without root it stays damaged until root builds it.
+func (s *Server) repair(t builtTemplates, name string, why error) {
+	if !t.state.damage(name, t.digest(name)) {
+		return
+	}
+	if s.renewal == nil {
+		t.state.hear(renewed{name, renewFailed, ""})
+		s.log.Error("no sandbox starts from a template until root builds it again: sudo cove template build "+name+" --data-dir "+s.cfg.DataDir,
+			"template", name, "error", why)
+		return
+	}
+	s.log.Error("a template does not work; it is built again, and no sandbox starts from it until then", "template", name, "error", why)
+	s.renewal.rebuild(name)
+}
+
+// rebuild tells the child to build a template again.
+func (r *renewal) rebuild(name string) {
+	if _, err := io.WriteString(r.stdin, renewRebuild+name+"\n"); err != nil {
+		r.state.hear(renewed{name, renewFailed, ""})
+		r.log.Error("a damaged template cannot be built again before the server is restarted", "template", name, "error", err)
+	}
+}
+
 // checkPatience is how long a start waits for the look at the templates: a slow disk takes longer than the look is worth.
 const checkPatience = 20 * time.Second
 
@@ -192,6 +263,7 @@ func (r *renewal) awaitCheck(ctx context.Context) {
 func (r *renewal) follow() {
 	checked := sync.OnceFunc(func() { close(r.checked) })
 	defer close(r.done)
+	defer r.state.giveUp()
 	defer close(r.built)
 	defer checked()
 	lines := bufio.NewScanner(r.lines)
@@ -211,6 +283,11 @@ func (r *renewal) follow() {
 		case renewBuilding:
 			r.log.Info("the host or the definition of a template has changed; it is built again while the earlier one serves", "template", line.Template)
 		case renewFailed:
+			if r.state.usable(line.Template) != nil {
+				r.log.Error("a damaged template cannot be built again, and no sandbox starts from it: correct the cause and restart the server",
+					"template", line.Template, "error", line.Message)
+				continue
+			}
 			r.log.Warn("a template cannot be built again; the earlier one goes on to serve", "template", line.Template, "error", line.Message)
 		case renewBuilt:
 			r.log.Info("sandboxes start from the template that was built again", "template", line.Template, "digest", line.Message)
@@ -262,11 +339,7 @@ func renewMain(args []string, stdin io.Reader, out io.Writer) error {
 	signal.Ignore(syscall.SIGPIPE)                          // of a server that has ended, and wants the build finished
 	ctx, cancel := context.WithCancel(context.Background()) // ends with the server, see below
 	defer cancel()
-	go func() {
-		if text, _ := io.ReadAll(io.LimitReader(stdin, 64)); string(text) != renewFinish {
-			cancel()
-		}
-	}()
+	orders := readOrders(stdin, cancel)
 	store, err := template.Open(template.Options{Dir: args[0], Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
@@ -274,7 +347,7 @@ func renewMain(args []string, stdin io.Reader, out io.Writer) error {
 	say := func(name, state, message string) {
 		_ = json.NewEncoder(out).Encode(renewed{name, state, message}) // the server may be gone
 	}
-	r := renewer{store: store, checker: store.Checker(), say: say, bad: map[string]bool{}}
+	r := renewer{store: store, checker: store.Checker(), say: say, bad: map[string]bool{}, rebuilt: map[string]time.Time{}}
 	names := args[1:]
 	for _, name := range names {
 		r.check(ctx, name)
@@ -285,11 +358,41 @@ func renewMain(args []string, stdin io.Reader, out io.Writer) error {
 			names = append(names, name)
 		}
 	}
-	r.discard(ctx)
 	for _, name := range names {
-		renewOne(ctx, store, name, say)
+		build := store.Ensure
+		if r.bad[name] {
+			build = store.Repair
+		}
+		r.renew(ctx, name, build)
+	}
+	debug.FreeOSMemory() // the wait for an order may take days
+	for name := range orders {
+		r.rebuild(ctx, name)
 	}
 	return ctx.Err()
+}
+
+// maxOrders bounds how many orders wait.
+const maxOrders = 64
+
+// readOrders gives the names of templates that the server wants built again. The end of stdin is
+// that of the server: it ends the work by stop, unless the server wants it finished.
+func readOrders(stdin io.Reader, stop func()) <-chan string {
+	names := make(chan string, maxOrders)
+	go func() {
+		defer close(names)
+		for lines := bufio.NewScanner(stdin); lines.Scan(); {
+			name, rebuild := strings.CutPrefix(lines.Text(), renewRebuild)
+			switch {
+			case lines.Text()+"\n" == renewFinish:
+				return
+			case rebuild && len(names) < maxOrders:
+				names <- name
+			}
+		}
+		stop()
+	}()
+	return names
 }
 
 // otherTemplates are the built templates of the operator beyond names. They are built again if they are
@@ -308,29 +411,39 @@ type renewer struct {
 	store   *template.Store
 	checker *template.Checker
 	say     func(name, state, message string)
-	bad     map[string]bool // by layer
+	bad     map[string]bool      // damaged templates
+	rebuilt map[string]time.Time // by template: when the server last wanted it built again
 }
 
 // check tells whether a template is damaged.
 func (r *renewer) check(ctx context.Context, name string) (damaged bool) {
 	found, err := r.checker.Check(ctx, name)
 	for layer, why := range found {
-		r.bad[layer] = true
 		r.say(name, renewDamaged, fmt.Sprintf("layer %s: %s", layer, why))
 	}
 	if err != nil && ctx.Err() == nil {
 		r.say(name, renewDamaged, err.Error())
 	}
-	return len(found) > 0 || err != nil
+	r.bad[name] = len(found) > 0 || err != nil
+	return r.bad[name]
 }
 
-// discard puts the bad layers aside. Several templates may share one: all of them are checked before.
-func (r *renewer) discard(ctx context.Context) {
-	for layer := range r.bad {
-		if err := r.store.Discard(ctx, layer); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return // Ensure tells what is wrong
-		}
+// rebuildRest is how often the server may have one template built again: a server that was taken
+// over must not fill the disk.
+const rebuildRest = 10 * time.Minute
+
+// rebuild builds a template again for the server.
+func (r *renewer) rebuild(ctx context.Context, name string) {
+	if last, ok := r.rebuilt[name]; ok && time.Since(last) < rebuildRest {
+		r.say(name, renewFailed, fmt.Sprintf("it was built again less than %v ago", rebuildRest))
+		return
 	}
+	r.rebuilt[name] = time.Now()
+	if err := r.store.Refresh(); err != nil { // definitions may have changed since
+		r.say(name, renewFailed, strings.ToValidUTF8(err.Error(), "?"))
+		return
+	}
+	r.renew(ctx, name, r.store.Rebuild)
 }
 
 // renewTries is how often a template is built while the host's package manager is busy: for about an
@@ -339,36 +452,45 @@ const renewTries = 30
 
 var renewPause = time.Minute
 
-// templateBuilder is what a renewal needs of the store of templates.
-type templateBuilder interface {
-	Resolve(ctx context.Context, name string) (*template.Template, error)
-	Ensure(ctx context.Context, name string, progress func(template.Progress)) (*template.Template, error)
-}
+// buildFunc builds a template by its name.
+type buildFunc func(ctx context.Context, name string, progress func(template.Progress)) (*template.Template, error)
 
-// ensure builds a template, again while the host's package manager is busy. An upgrade of the host
+// patiently builds a template, again while the host's package manager is busy. An upgrade of the host
 // takes longer than a build waits, and without another try the template would be built at the
 // server's next start only.
-func ensure(ctx context.Context, store templateBuilder, name string, progress func(template.Progress)) (*template.Template, error) {
-	for try := 1; ; try++ {
-		t, err := store.Ensure(ctx, name, progress)
-		if !errors.Is(err, template.ErrDpkgBusy) || try == renewTries {
-			return t, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(renewPause):
+func patiently(build buildFunc) buildFunc {
+	return func(ctx context.Context, name string, progress func(template.Progress)) (*template.Template, error) {
+		for try := 1; ; try++ {
+			t, err := build(ctx, name, progress)
+			if !errors.Is(err, template.ErrDpkgBusy) || try == renewTries {
+				return t, err
+			}
+			select {
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			case <-time.After(renewPause):
+			}
 		}
 	}
 }
 
-func renewOne(ctx context.Context, store templateBuilder, name string, say func(name, state, message string)) {
+// renew builds a template and says how that went.
+func (r *renewer) renew(ctx context.Context, name string, build buildFunc) {
+	renewOne(ctx, r.store, name, build, r.say)
+}
+
+// templateResolver is what a renewal asks the store of templates.
+type templateResolver interface {
+	Resolve(ctx context.Context, name string) (*template.Template, error)
+}
+
+func renewOne(ctx context.Context, store templateResolver, name string, build buildFunc, say func(name, state, message string)) {
 	before := ""
 	if t, err := store.Resolve(ctx, name); err == nil {
 		before = t.Digest
 	}
 	building := sync.OnceFunc(func() { say(name, renewBuilding, "") })
-	t, err := ensure(ctx, store, name, func(p template.Progress) {
+	t, err := patiently(build)(ctx, name, func(p template.Progress) {
 		if p.Step != template.StepWait && p.Step != template.StepPython {
 			building()
 		}

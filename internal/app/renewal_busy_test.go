@@ -47,7 +47,7 @@ func TestRenewal_PackageManagerBusy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var said []string
-			renewOne(t.Context(), &c.host, "x", func(name, state, message string) { said = append(said, name+" "+state+" "+message) })
+			renewOne(t.Context(), &c.host, "x", c.host.Ensure, func(name, state, message string) { said = append(said, name+" "+state+" "+message) })
 			if c.host.builds != c.builds || !slices.Equal(said, c.says) {
 				t.Errorf("%d builds and %q, want %d and %q", c.host.builds, said, c.builds, c.says)
 			}
@@ -57,7 +57,7 @@ func TestRenewal_PackageManagerBusy(t *testing.T) {
 		renewPause = 1 << 62
 		ctx, cancel := context.WithCancel(t.Context())
 		host := busyHost{busyFor: 1000, met: cancel}
-		renewOne(ctx, &host, "x", func(_, state, _ string) { t.Errorf("it said %s", state) })
+		renewOne(ctx, &host, "x", host.Ensure, func(_, state, _ string) { t.Errorf("it said %s", state) })
 		if host.builds != 1 {
 			t.Errorf("%d builds", host.builds)
 		}

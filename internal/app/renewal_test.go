@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/covehq/cove/internal/app"
@@ -57,12 +58,11 @@ func TestRenewal_DamagedTemplates(t *testing.T) {
 		}
 		return found[0]
 	}
-	renew := func() (said []string) {
+	renew := func(orders ...string) (said []string) {
 		t.Helper()
 		var out bytes.Buffer
-		open, stop := io.Pipe() // its end would end the renewal
-		defer stop.Close()
-		if err := app.RenewMain([]string{dir, "prepared"}, open, &out); err != nil {
+		orders = append(orders, "finish\n")
+		if err := app.RenewMain([]string{dir, "prepared"}, strings.NewReader(strings.Join(orders, "\n")), &out); err != nil {
 			t.Fatal(err)
 		}
 		for lines := json.NewDecoder(&out); ; {
@@ -92,5 +92,18 @@ func TestRenewal_DamagedTemplates(t *testing.T) {
 		if text, err := os.ReadFile(fileOf(damaged)); err != nil || string(text) != "whole" {
 			t.Errorf("%s was built again and its file holds %q, %v", damaged, text, err)
 		}
+	}
+
+	// What the server finds damaged, the child builds again: content that has the same size, and a
+	// template that does not work although it is as it was built.
+	if err := os.WriteFile(fileOf("apart"), []byte("empty"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{" checked", "prepared current", "apart building", "apart built", "prepared building", "prepared built", "apart failed", "nowhere failed"}
+	if got := renew("rebuild apart", "rebuild prepared", "rebuild apart", "rebuild nowhere"); !slices.Equal(got, want) {
+		t.Errorf("the server wants templates built again: %q, want %q", got, want)
+	}
+	if text, err := os.ReadFile(fileOf("apart")); err != nil || string(text) != "whole" {
+		t.Errorf("a file that was changed holds %q, %v", text, err)
 	}
 }

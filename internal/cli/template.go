@@ -227,7 +227,7 @@ func (a *invocation) ensure(ctx context.Context, store *template.Store, name str
 		defer a.working(func() string { return now.Load().(string) })()
 	}
 	var last string
-	return store.Ensure(ctx, name, func(p template.Progress) {
+	return store.Repair(ctx, name, func(p template.Progress) {
 		line := "template " + name + ": " + p.Step
 		if p.Total > 0 {
 			line += fmt.Sprintf(" %s %d/%d", bar(p.Done, p.Total), p.Done, p.Total)

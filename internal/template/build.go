@@ -2,6 +2,7 @@ package template
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -47,6 +48,7 @@ type build struct {
 	lowers   map[string]string // target → host directory at the bottom
 	progress func(Progress)
 	warnings []string
+	again    map[string]bool // directories of layers that are built although their key has not changed
 }
 
 // built describes a finished layer; it is written into the layer's directory.
@@ -94,6 +96,28 @@ func (b *build) run(ctx context.Context) (*record, error) {
 		Python   *Interpreter
 	}{bare, b.targets, contents, b.pythonFacts()})
 	return r, nil
+}
+
+// repair is run, and builds layers again whose content is not what was built.
+func (b *build) repair(ctx context.Context) (*record, error) {
+	if old, err := b.store.loadRecord(b.store.built(b.all.Name + ".json")); err == nil {
+		if b.again, err = b.store.damagedLayers(ctx, old); err != nil {
+			return nil, err
+		}
+	}
+	return b.run(ctx)
+}
+
+// rebuild is repair, and builds the last layer again if nothing else has changed.
+func (b *build) rebuild(ctx context.Context) (*record, error) {
+	b.store.pythons.forget()
+	old, _ := b.store.loadRecord(b.store.built(b.all.Name + ".json")) // without one there is nothing to replace
+	r, err := b.repair(ctx)
+	if err != nil || old == nil || r.Template.Digest != old.Template.Digest {
+		return r, err
+	}
+	b.again, b.warnings = map[string]bool{r.Layers[len(r.Layers)-1]: true}, nil
+	return b.run(ctx)
 }
 
 func (b *build) findPython(ctx context.Context) error {
@@ -203,11 +227,14 @@ func userSite(p *Interpreter, home string) string {
 func (b *build) layer(ctx context.Context, i int, below []*built) (*built, error) {
 	key := b.key(i)
 	dir := filepath.Join(b.store.layers(), b.links[i].Name+"-"+key[:16])
-	if made, err := readLayer(dir); err == nil && made.Key == key {
+	again := b.again[filepath.Base(dir)]
+	if made, err := readLayer(dir); !again && err == nil && made.Key == key {
 		return made, nil
 	}
-	if err := os.RemoveAll(dir); err != nil { // without its description: not ours to trust
-		return nil, err
+	if !again {
+		if err := os.RemoveAll(dir); err != nil { // without its description: not ours to trust
+			return nil, err
+		}
 	}
 	tmp, err := os.MkdirTemp(b.store.layers(), halfBuilt)
 	if err != nil {
@@ -225,6 +252,9 @@ func (b *build) layer(ctx context.Context, i int, below []*built) (*built, error
 		return nil, err
 	}
 	made := &built{Name: b.links[i].Name, Key: key, Salt: b.store.saltOf(dir), Warnings: l.warnings, dir: dir}
+	if again {
+		made.Salt = rand.Text()
+	}
 	if made.Census, err = takeCensus(filepath.Join(tmp, "trees")); err != nil {
 		return nil, err
 	}
@@ -236,6 +266,12 @@ func (b *build) layer(ctx context.Context, i int, below []*built) (*built, error
 	}
 	if err := syncDir(tmp); err != nil {
 		return nil, err
+	}
+	if again { // a build that fails leaves the earlier layer where it is
+		if err := b.store.putAside(filepath.Base(dir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		delete(b.again, filepath.Base(dir))
 	}
 	return made, os.Rename(tmp, dir)
 }

@@ -12,7 +12,8 @@ import (
 	"strings"
 )
 
-// damaged begins the names of layers that Discard put aside: sandboxes that live may still show them.
+// damaged begins the names of layers that putAside renamed: sandboxes that live may still show
+// them.
 const damaged = ".damaged-"
 
 // Checker compares the layers of built templates with what was built. Templates share layers: it looks
@@ -88,15 +89,26 @@ func (s *Store) checkLayer(layer string) string {
 	}
 }
 
-// Discard puts a damaged layer aside, so that the next Ensure builds it again.
-func (s *Store) Discard(ctx context.Context, layer string) error {
-	unlock, err := lockFile(ctx, s.built("lock"), func() {})
-	if err != nil {
-		return err
-	}
-	defer unlock()
+// putAside renames a layer that another one replaces: sandboxes that live may still show it. The
+// caller holds the lock.
+func (s *Store) putAside(layer string) error {
 	aside := damaged + layer + "-" + strings.ToLower(rand.Text())
 	return os.Rename(filepath.Join(s.layers(), layer), filepath.Join(s.layers(), aside))
+}
+
+// damagedLayers are the layers of a built template whose content is not what was built.
+func (s *Store) damagedLayers(ctx context.Context, r *record) (map[string]bool, error) {
+	bad := map[string]bool{}
+	for _, layer := range r.Layers {
+		same, err := s.verifyLayer(ctx, r, layer)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if err != nil || !same {
+			bad[layer] = true
+		}
+	}
+	return bad, nil
 }
 
 // saltOf is random for a layer that takes the place of one that was put aside. The maker has zygotes and pools for each

@@ -96,6 +96,13 @@ func identityOf(names []string) string {
 	return digestOf(all)
 }
 
+// forget has every interpreter asked again.
+func (c *pythonCache) forget() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.loaded, c.known = true, map[string]probed{}
+}
+
 // load reads what an earlier process was told. A file that cannot be read costs new probes and nothing else.
 func (c *pythonCache) load() {
 	if c.loaded {

@@ -200,6 +200,23 @@ func (s *Store) List() []Info {
 // Ensure builds what is missing or was made from other inputs than today's, and returns the template. It needs root
 // for that; progress may be nil.
 func (s *Store) Ensure(ctx context.Context, name string, progress func(Progress)) (*Template, error) {
+	return s.ensure(ctx, name, progress, (*build).run)
+}
+
+// Repair is Ensure, and builds layers again whose content is not what was built. It reads all of
+// them.
+func (s *Store) Repair(ctx context.Context, name string, progress func(Progress)) (*Template, error) {
+	return s.ensure(ctx, name, progress, (*build).repair)
+}
+
+// Rebuild is Repair for a template that does not work: it asks the host's Python again, and builds
+// the last layer also if nothing has changed. The template has another digest afterwards. If the
+// build fails, the earlier template stays.
+func (s *Store) Rebuild(ctx context.Context, name string, progress func(Progress)) (*Template, error) {
+	return s.ensure(ctx, name, progress, (*build).rebuild)
+}
+
+func (s *Store) ensure(ctx context.Context, name string, progress func(Progress), run func(*build, context.Context) (*record, error)) (*Template, error) {
 	if progress == nil {
 		progress = func(Progress) {}
 	}
@@ -228,7 +245,7 @@ func (s *Store) Ensure(ctx context.Context, name string, progress func(Progress)
 	if err := s.clean(); err != nil {
 		return nil, err
 	}
-	r, err := (&build{store: s, links: links, all: merged(links), progress: progress}).run(ctx)
+	r, err := run(&build{store: s, links: links, all: merged(links), progress: progress}, ctx)
 	if err != nil {
 		return nil, err
 	}
