@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/covehq/cove/internal/config"
 	"github.com/covehq/cove/internal/fault"
@@ -46,6 +47,8 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 			return nil, parts{}, nil, err
 		}
 	}
+	s.repairSpoilt(p)
+	s.ready = s.withSpoilt(p)
 	s.startup.Say("the sandboxes of an earlier server are being found")
 	if p.dropPrivilege {
 		if err := s.dropPrivilege(); err != nil {
@@ -68,13 +71,14 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 	}
 	s.warm(manager, p, names[1:])
 	s.followRenewal(manager, names)
+	s.watchSpoilt(p)
 	s.Caps = manager.Caps()
 	observer.Watch(s.sources(manager, p))
 	return manager, p, observer, nil
 }
 
-// prepare makes a template ready. One that does not work is built again, and does not keep the server from serving the
-// others: followRenewal makes it ready then.
+// prepare makes a template ready. One that does not work is built again, and does not keep the
+// server from serving the others: followRenewal makes it ready then.
 func (s *Server) prepare(ctx context.Context, m *sandbox.Manager, p parts, name string) error {
 	err := m.Prepare(ctx, Tenant, name)
 	if err == nil || !p.usable(name) {
@@ -129,6 +133,62 @@ func (s *Server) followRenewal(m *sandbox.Manager, names []string) {
 		<-done
 		return err
 	})
+}
+
+// errChanged is why a template is built again whose layers the maker found changed.
+var errChanged = errors.New("its layers were changed after they were built")
+
+// repairSpoilt has the templates built again whose layers the maker found changed.
+func (s *Server) repairSpoilt(p parts) {
+	built, ok := p.templates.(builtTemplates)
+	if !ok || p.spoilt == nil {
+		return
+	}
+	built.refresh()
+	for name, digest := range p.spoilt() {
+		if built.digest(name) == digest {
+			s.repair(built, name, errChanged)
+		}
+	}
+}
+
+// withSpoilt is the driver's check, and repairs what it tells of templates.
+func (s *Server) withSpoilt(p parts) func(context.Context) error {
+	if p.spoilt == nil {
+		return p.ready
+	}
+	return func(ctx context.Context) error {
+		err := p.ready(ctx)
+		s.repairSpoilt(p)
+		return err
+	}
+}
+
+// spoiltLook is how often the server asks the maker which templates are spoilt. The maker reads
+// their content much less often.
+const spoiltLook = time.Minute
+
+// watchSpoilt has templates repaired also if no client asks for readiness.
+func (s *Server) watchSpoilt(p parts) {
+	if p.spoilt == nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background()) // of this work, which the server's end ends
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(spoiltLook)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				_ = s.ready(ctx) // /readyz and its log say how the maker is
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	s.undo.add("stop asking for spoilt templates", func() error { cancel(); <-done; return nil })
 }
 
 // codeInterpreter is the template that images which need no registry are mapped to.

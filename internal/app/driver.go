@@ -24,6 +24,7 @@ type parts struct {
 	dropPrivilege bool         // once templates are built, this process needs none
 	close         func() error // lets go of the driver
 	ready         func(context.Context) error
+	spoilt        func() map[string]string                       // templates whose layers have changed: digests by name; nil: none is known
 	disk          *diskNote                                      // nil: sandboxes have no disk here
 	stats         func(context.Context) (telemetry.Maker, error) // nil: there is no maker
 	most          template.Limits                                // what the host itself has; zero fields: unknown

@@ -56,7 +56,7 @@ func openNative(ctx context.Context, cfg config.Config, log *slog.Logger) (parts
 	disk := &diskNote{}
 	return parts{
 		driver: d, templates: t, dropPrivilege: true, most: hostLimits(cfg.DataDir), close: closeDriver,
-		ready: disk.after(d.Ready, d.Stats), disk: disk, stats: makerStats(d),
+		ready: disk.after(d.Ready, d.Stats), disk: disk, spoilt: d.Spoilt, stats: makerStats(d),
 	}, nil
 }
 

@@ -101,6 +101,14 @@ func (d *Driver) MakerPID() int {
 	return d.answered.PID
 }
 
+// Spoilt are templates whose layers the maker found changed, as of Open or the last successful
+// Ready: digests by name.
+func (d *Driver) Spoilt() map[string]string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.answered.Spoilt
+}
+
 // Caps of this driver.
 func (d *Driver) Caps() sandbox.Caps {
 	return sandbox.Caps{
@@ -465,9 +473,9 @@ func (d *Driver) Ready(ctx context.Context) error {
 // stoppedLook is how often watchStopped looks at the maker.
 const stoppedLook = 200 * time.Millisecond
 
-// watchStopped cancels a request that the maker cannot answer because its process is stopped, by a signal
-// or a debugger: the kernel still takes connections for it. Two looks must see that, since a tracer stops
-// its process for a moment at every system call.
+// watchStopped cancels a request that the maker cannot answer because its process is stopped, by a
+// signal or a debugger: the kernel still takes connections for it. Two looks must see that, since a
+// tracer stops its process for a moment at every system call.
 func (d *Driver) watchStopped(ctx context.Context, cancel context.CancelCauseFunc) {
 	tick := time.NewTicker(stoppedLook)
 	defer tick.Stop()

@@ -141,12 +141,15 @@ func (m *Maker) verify(ctx context.Context) {
 		m.log.Error("a template's layers are not what was built; it is not used any more", "template", info.Name, "tenant", info.Tenant, "error", err)
 		m.mu.Lock()
 		m.spoilt[info.Digest] = true
+		if info.Tenant == "" {
+			m.changed[info.Name] = info.Digest // the server has it built again
+		}
 		m.mu.Unlock()
 	}
 }
 
 // errSpoilt is a template whose layers changed after they were built. That is remembered as long as the maker lives, which the
-// server's restart does not end.
+// server's restart does not end. A template that is built again has another digest.
 func errSpoilt(name string) error {
-	return fault.New(fault.Unavailable, "the layers of template %s were changed after they were built; end the maker (cove maker stop), remove the layer that its log names and start the server, which builds it again", name)
+	return fault.New(fault.Unavailable, "the layers of template %s were changed after they were built: no sandbox starts from it until it is built again", name)
 }

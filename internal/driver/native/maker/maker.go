@@ -72,8 +72,9 @@ type Maker struct {
 	pools       map[poolKey]*pool
 	sandboxes   map[string]*live
 	dying       map[*shell]struct{}
-	lastCallers []*net.UnixConn // see keepUntilExit
-	spoilt      map[string]bool // digests of templates that no longer match
+	lastCallers []*net.UnixConn   // see keepUntilExit
+	spoilt      map[string]bool   // digests of templates that no longer match
+	changed     map[string]string // those of the operator: the digest by name
 
 	unmappedMu sync.Mutex
 	unmapped   *os.File // see strangers; nil: not needed yet
@@ -122,7 +123,7 @@ type live struct {
 func Open(cfg Config) (*Maker, error) {
 	m := &Maker{
 		cfg: cfg, log: cfg.Log, slots: newSlots(), closed: make(chan struct{}), suspect: make(chan struct{}, 1),
-		pools: map[poolKey]*pool{}, sandboxes: map[string]*live{}, dying: map[*shell]struct{}{}, spoilt: map[string]bool{}, ends: newJournal(),
+		pools: map[poolKey]*pool{}, sandboxes: map[string]*live{}, dying: map[*shell]struct{}{}, spoilt: map[string]bool{}, changed: map[string]string{}, ends: newJournal(),
 	}
 	if id, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
 		m.bootID = strings.TrimSpace(string(id))

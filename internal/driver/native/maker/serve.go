@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -377,7 +378,12 @@ func (m *Maker) changeVolume(ctx context.Context, r wire.Request) ([]sandbox.Vol
 }
 
 func (m *Maker) hello() *wire.Hello {
-	return &wire.Hello{Version: wire.Version, PID: os.Getpid(), BootID: m.bootID, Cgroup: int(m.groups.Version()), Disk: "image", Network: m.net != nil, Freezer: m.groups.Freezer()}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return &wire.Hello{
+		Version: wire.Version, PID: os.Getpid(), BootID: m.bootID, Cgroup: int(m.groups.Version()), Disk: "image",
+		Network: m.net != nil, Freezer: m.groups.Freezer(), Spoilt: maps.Clone(m.changed),
+	}
 }
 
 // tellEnds streams ends until the listener leaves.

@@ -109,6 +109,9 @@ type Hello struct {
 	Disk    string `json:"disk"`
 	Network bool   `json:"network"`
 	Freezer bool   `json:"freezer"` // sandboxes can be paused
+	// Spoilt are templates of the operator whose layers have changed since they were built: digests
+	// by name.
+	Spoilt map[string]string `json:"spoilt,omitempty"`
 }
 
 // Stats counts what the maker holds; a leak test compares them.
