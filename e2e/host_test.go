@@ -57,8 +57,9 @@ func rss(pid int) int64 {
 	return kb << 10
 }
 
-// memory is how many bytes this server uses: its process, its maker and all of its sandboxes, with the
-// page cache and the kernel's memory that are charged to them. Other programs on the host do not count.
+// memory is how many bytes this server uses: its process, its maker and all of its sandboxes, with
+// the page cache and the kernel's memory that are charged to them. Other programs on the host do
+// not count.
 func (s *server) memory(t testing.TB) int64 {
 	t.Helper()
 	total := rss(s.cmd.Process.Pid)

@@ -340,9 +340,9 @@ func fillAll(t *testing.T, s *server, other *client.Client, keepers []*keeper, s
 	})
 }
 
-// fillWith runs a line in sandboxes of another tenant that fills the disk until it ends or they do,
-// and looks at the keepers meanwhile. One of the fillers at least is ended for it. It gives the least
-// space that was free.
+// fillWith runs a line in sandboxes of another tenant that fills the disk until it ends or they
+// do, and looks at the keepers meanwhile. One of the fillers at least is ended for it. It gives
+// the least space that was free.
 func fillWith(t *testing.T, s *server, other *client.Client, keepers []*keeper, fillers []*client.Sandbox, line string) (least int64) {
 	var work sync.WaitGroup
 	for _, sb := range fillers {
@@ -446,12 +446,13 @@ func fillVolumes(t *testing.T, s *server, other *client.Client, keepers []*keepe
 	eventually(t, "the volume is removed", patience, func() bool { return other.RemoveVolume(t.Context(), "one") == nil })
 }
 
-// slowWriter writes at most 40 KiB a second past the cache, into space that the file system of the sandbox
-// has given to the file but the host's has not.
+// slowWriter writes at most 40 KiB a second past the cache, into space that the file system of the
+// sandbox has given to the file but the host's has not.
 const slowWriter = `fallocate -l 300M fill; for ((i = 0; ; i++)); do
 	dd if=/dev/zero of=fill bs=4k count=1 seek=$i conv=notrunc oflag=direct status=none; sleep 0.1; done`
 
-// fillSlowly has sandboxes of another tenant write so little at a time that none of them stands out.
+// fillSlowly has sandboxes of another tenant write so little at a time that none of them stands
+// out.
 func fillSlowly(t *testing.T, s *server, other *client.Client, keepers []*keeper) {
 	var fillers []*client.Sandbox
 	for range 16 {

@@ -22,8 +22,8 @@ type tried struct {
 	name string // of its directory, and of its row in docs/compatibility.md
 	// byName: the SDK inside it sends no routing headers, so it needs E2B_DOMAIN.
 	byName bool
-	// open: the SDK inside it sends no access token with a cell and creates with secure: false, so it needs
-	// a server with e2b.open_sandboxes.
+	// open: the SDK inside it sends no access token with a cell and creates with secure: false, so
+	// it needs a server with e2b.open_sandboxes.
 	open bool
 }
 
@@ -48,8 +48,8 @@ var triedPrograms = []tried{
 // programLimit is how long one program may take before something hangs.
 const programLimit = 10 * time.Minute
 
-// TestPrograms runs published programs of others, unmodified, against two servers, one of them with open
-// sandboxes. docs/compatibility.md says what came out.
+// TestPrograms runs published programs of others, unmodified, against two servers, one of them
+// with open sandboxes. docs/compatibility.md says what came out.
 func TestPrograms(t *testing.T) {
 	if os.Getenv("COVE_PROGRAMS") == "" {
 		t.Skip("make test-programs runs it: it installs fifteen programs of others, a gigabyte and a half")

@@ -446,8 +446,9 @@ func (r *renewer) rebuild(ctx context.Context, name string) {
 	r.renew(ctx, name, r.store.Rebuild)
 }
 
-// renewTries is how often a template is built while the host's package manager is busy: for about an
-// hour, since each try waits for it too. renewPause is the time between two tries, a variable for tests.
+// renewTries is how often a template is built while the host's package manager is busy: for about
+// an hour, since each try waits for it too. renewPause is the time between two tries, a variable
+// for tests.
 const renewTries = 30
 
 var renewPause = time.Minute
@@ -455,8 +456,8 @@ var renewPause = time.Minute
 // buildFunc builds a template by its name.
 type buildFunc func(ctx context.Context, name string, progress func(template.Progress)) (*template.Template, error)
 
-// patiently builds a template, again while the host's package manager is busy. An upgrade of the host
-// takes longer than a build waits, and without another try the template would be built at the
+// patiently builds a template, again while the host's package manager is busy. An upgrade of the
+// host takes longer than a build waits, and without another try the template would be built at the
 // server's next start only.
 func patiently(build buildFunc) buildFunc {
 	return func(ctx context.Context, name string, progress func(template.Progress)) (*template.Template, error) {

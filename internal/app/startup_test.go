@@ -100,8 +100,8 @@ func early(t *testing.T, method, at, body string) (int, http.Header, string) {
 	return resp.StatusCode, resp.Header, string(text)
 }
 
-// freeAddress is an address that nothing listens on. Its host is a random one of the loopback network:
-// other programs, which use 127.0.0.1, do not take its port before the server does.
+// freeAddress is an address that nothing listens on. Its host is a random one of the loopback
+// network: other programs, which use 127.0.0.1, do not take its port before the server does.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", fmt.Sprintf("127.%d.%d.%d:0", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254)))

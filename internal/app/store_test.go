@@ -325,8 +325,8 @@ func TestDatabase_Hangs(t *testing.T) {
 		{"POST", "/sandboxes/" + sb.ID + "/timeout", `{"timeout":60}`},
 		{"POST", "/v1/sandboxes/" + sb.ID + "/renew-expiration", `{"expiresAt":"2100-01-01T00:00:00Z"}`},
 	} {
-		// A request makes one call, or two with that for its key, and each has 0.5 s once the database
-		// is suspect. A third wait shows in every attempt, a slow machine only in some.
+		// A request makes one call, or two with that for its key, and each has 0.5 s once the
+		// database is suspect. A third wait shows in every attempt, a slow machine only in some.
 		fastest := time.Hour
 		for range 5 {
 			resp, body := ask(r[0], r[1], r[2])

@@ -67,7 +67,8 @@ func Lookalikes(text string) iter.Seq[string] {
 	}
 }
 
-// maxUnescape is how often a text is unescaped: an address in the query of an address is escaped twice.
+// maxUnescape is how often a text is unescaped: an address in the query of an address is escaped
+// twice.
 const maxUnescape = 3
 
 // Readings returns a text, what it says in percent encoding, and what it holds as scheme Basic.

@@ -182,9 +182,9 @@ func (k *Keys) extend(hash string) (KeyRecord, bool) {
 	return hit.record, true
 }
 
-// Known reports whether digits are those of a key in the store, revoked or not, or of the guests' key.
-// It authenticates no caller: it is for hiding keys. So it also reports true if the store fails or
-// ctx ends first.
+// Known reports whether digits are those of a key in the store, revoked or not, or of the guests'
+// key. It authenticates no caller: it is for hiding keys. So it also reports true if the store
+// fails or ctx ends first.
 func (k *Keys) Known(ctx context.Context, digits string) bool {
 	hash := HashKey(Secret(keyPrefix + digits))
 	if k.guest != "" && Same(hash, k.guest) {

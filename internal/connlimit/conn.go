@@ -66,7 +66,8 @@ func (c *conn) cut() {
 	c.Close() // now: TLS would first wait five seconds to send an alert
 }
 
-// arm sets the deadline of the next write: one step, or the owner's own deadline if that is earlier.
+// arm sets the deadline of the next write: one step, or the owner's own deadline if that is
+// earlier.
 func (c *conn) arm() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

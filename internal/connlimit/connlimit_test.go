@@ -207,7 +207,8 @@ func TestConn_ReaderThatTakesNothingIsCut(t *testing.T) {
 	if took := stalling(t, func(net.Conn) {}); took != 2*time.Minute {
 		t.Errorf("cut after %v, want 2m", took)
 	}
-	// The reader's last byte is a part of a write: the write waits for the rest, which is no progress.
+	// The reader's last byte is a part of a write: the write waits for the rest, which is no
+	// progress.
 	took := stalling(t, func(c net.Conn) {
 		for range 3 {
 			time.Sleep(5 * time.Second)

@@ -29,8 +29,9 @@ const headerVia = "Cove-Via"
 const domainOfPeers = ".peer.cove"
 
 const (
-	// dialFor bounds a connection. The other host's kernel makes it, however busy its processes are. So a
-	// connection that takes longer leads to a host that is gone or cut off, and the caller is to know soon.
+	// dialFor bounds a connection. The other host's kernel makes it, however busy its processes
+	// are. So a connection that takes longer leads to a host that is gone or cut off, and the
+	// caller is to know soon.
 	dialFor = 3 * time.Second
 	// handshakeFor bounds what the other server itself does for a connection.
 	handshakeFor = 15 * time.Second

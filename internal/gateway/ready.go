@@ -96,9 +96,9 @@ func (g *Gateway) look() (states map[string]string, why []string) {
 	return h.last, h.why
 }
 
-// ask asks one part. One that hangs, as a disk may, is not asked again before it has come back: then it is, since what it
-// says at last is as old as the question. One that was good before has failed when it has hung for lateFor. The caller
-// holds mu.
+// ask asks one part. One that hangs, as a disk may, is not asked again before it has come back:
+// then it is, since what it says at last is as old as the question. One that was good before has
+// failed when it has hung for lateFor. The caller holds mu.
 func (g *Gateway) ask(name string) error {
 	late := time.NewTimer(checkWait)
 	defer late.Stop()

@@ -115,7 +115,8 @@ const maxUnpacks = 3
 // manifest can claim that any blob is any layer, so that a tenant with a wrong one would get another's; and what unpacks
 // them is not believed what they are, since they may have taken it over.
 func (s *Service) take(ctx context.Context, tenant, what string, l layer, blob *os.File) (sandbox.Layer, error) {
-	// The place comes before the lock, so that a layer that waits for its tenant's turn delays no other tenant.
+	// The place comes before the lock, so that a layer that waits for its tenant's turn delays no
+	// other tenant.
 	leave, err := s.place(ctx, "unpacks of "+tenant, maxUnpacks)
 	if err != nil {
 		return sandbox.Layer{}, err

@@ -80,7 +80,7 @@ type Store interface {
 	Events(ctx context.Context, tenant string, q EventQuery, limit int) ([]LifecycleEvent, error)
 	// Prune removes sandboxes that ended before a time, with their events, and says how many.
 	Prune(ctx context.Context, before time.Time) (int, error)
-	// PruneTenant removes the sandboxes of a tenant that ended first, with their events, and says how
-	// many. It keeps the newest ended ones, as many as keep says.
+	// PruneTenant removes the sandboxes of a tenant that ended first, with their events, and says
+	// how many. It keeps the newest ended ones, as many as keep says.
 	PruneTenant(ctx context.Context, tenant string, keep int) (int, error)
 }

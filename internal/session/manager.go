@@ -127,8 +127,8 @@ type Config struct {
 	MaxFollowers int           // streams of logs that one tenant follows at the same time; zero: 64
 	Grace        time.Duration // that work behind a run has when the server ends; zero: 5 s
 
-	// Space is asked before rows and files grow. Where it refuses, no session is added, and runs, logs
-	// and states are kept without their details.
+	// Space is asked before rows and files grow. Where it refuses, no session is added, and runs,
+	// logs and states are kept without their details.
 	Space diskspace.Check
 }
 

@@ -17,19 +17,21 @@ import (
 
 // Keys knows which texts are keys of this server.
 type Keys interface {
-	// Known reports whether 40 hex digits are those of a key, or cannot be looked up before ctx ends.
+	// Known reports whether 40 hex digits are those of a key, or cannot be looked up before ctx
+	// ends.
 	Known(ctx context.Context, digits string) bool
 }
 
 const (
-	// maxLookups is how many texts of one request are looked up. Values with further ones are removed.
+	// maxLookups is how many texts of one request are looked up. Values with further ones are
+	// removed.
 	maxLookups = 8
 	// lookupTimeout is how long a request waits for all of its lookups.
 	lookupTimeout = time.Second
 )
 
-// StripCredentials removes this server's keys and tokens from out before it goes to a sandbox's port.
-// in is the request as it came. It removes:
+// StripCredentials removes this server's keys and tokens from out before it goes to a sandbox's
+// port. in is the request as it came. It removes:
 //
 //   - headers that carry only those, and our cookies
 //   - values in their form, from headers and parameters that also carry keys of other services
@@ -88,7 +90,8 @@ func presented(r *http.Request) []string {
 	return found
 }
 
-// lookUp asks keys about the texts of a request that look like a key, and clears those that are none.
+// lookUp asks keys about the texts of a request that look like a key, and clears those that are
+// none.
 func (s *secrets) lookUp(r *http.Request, keys Keys) {
 	texts := s.lookalikes(r)
 	if len(texts) == 0 || keys == nil {
@@ -103,8 +106,8 @@ func (s *secrets) lookUp(r *http.Request, keys Keys) {
 	}
 }
 
-// lookalikes returns the first texts of a request that look like a key and were not shown as one: of
-// the query first, then of the headers by name.
+// lookalikes returns the first texts of a request that look like a key and were not shown as one:
+// of the query first, then of the headers by name.
 func (s *secrets) lookalikes(r *http.Request) []string {
 	var found []string
 	add := func(value string) {
@@ -167,8 +170,9 @@ func stripQuery(raw string, s secrets) string {
 	return strings.Join(slices.DeleteFunc(pairs, ours), "&")
 }
 
-// secretPath is the path of a page that was reached by a secret in it: a signed endpoint or a tenant's
-// router URL. Browsers and proxies put it into Referer, X-Forwarded-Prefix and many other headers.
+// secretPath is the path of a page that was reached by a secret in it: a signed endpoint or a
+// tenant's router URL. Browsers and proxies put it into Referer, X-Forwarded-Prefix and many other
+// headers.
 var secretPath = regexp.MustCompile(`/sandboxes/[^/?\s]*~|/agents/[a-z0-9-]+\.[0-9a-f]{8}`)
 
 func hasSecretPath(text string) bool {

@@ -33,8 +33,9 @@ func SetReadDeadline(w http.ResponseWriter, t time.Time) {
 	_ = http.NewResponseController(w).SetReadDeadline(t) // a writer without deadlines has no connection that could stall
 }
 
-// Object reads a JSON body, which a tenant pays as ReadJSON says, into value; an absent one leaves value as it is. What is wrong
-// with it is fault.Invalid, and of one that is too large also an *http.MaxBytesError.
+// Object reads a JSON body, which a tenant pays as ReadJSON says, into value; an absent one leaves
+// value as it is. What is wrong with it is fault.Invalid, and of one that is too large also an
+// *http.MaxBytesError.
 func Object(w http.ResponseWriter, r *http.Request, tenant string, value any) error {
 	body, err := ReadJSON(r.Context(), tenant, http.MaxBytesReader(w, r.Body, maxObject))
 	var large *http.MaxBytesError

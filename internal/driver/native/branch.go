@@ -68,8 +68,9 @@ func (d *Driver) Fork(ctx context.Context, r sandbox.ForkRequest) (sandbox.Forke
 	return d.welcome(ctx, r, forked, got.response.Tokens, got.files)
 }
 
-// agentWord is how long the agent has to say why a fork failed after the maker gave it up. The fork has
-// failed by then, and only its reason is at stake: a caller whose kernel says nothing waits this long.
+// agentWord is how long the agent has to say why a fork failed after the maker gave it up. The
+// fork has failed by then, and only its reason is at stake: a caller whose kernel says nothing
+// waits this long.
 const agentWord = 3 * time.Second
 
 type madeBranches struct {

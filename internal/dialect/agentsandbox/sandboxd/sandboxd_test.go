@@ -231,7 +231,8 @@ func TestExecute(t *testing.T) {
 	}
 }
 
-// TestCommand_OverMessage: a command that is longer than a message is refused for good, in every protocol.
+// TestCommand_OverMessage: a command that is longer than a message is refused for good, in every
+// protocol.
 func TestCommand_OverMessage(t *testing.T) {
 	w := newWorld(t)
 	const most = 4 << 20

@@ -14,8 +14,8 @@ import (
 // metadataPrefix begins the names of the attributes that hold a file's metadata.
 const metadataPrefix = "user.e2b."
 
-// entryInfo is an entry as E2B shows it. A link has its target's permission bits, and its type if the
-// target is a file or a directory. Every other link has the type symlink.
+// entryInfo is an entry as E2B shows it. A link has its target's permission bits, and its type if
+// the target is a file or a directory. Every other link has the type symlink.
 //
 // The SDKs leave out entries without a type: a link to /dev/null would be missing from a list.
 func entryInfo(e *agentapi.Entry) *envdpb.EntryInfo {

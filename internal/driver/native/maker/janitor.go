@@ -97,8 +97,8 @@ func (m *Maker) sweepTemplates() {
 	}
 }
 
-// leastUsed takes the least used of the idle pools that may be closed out of the table, or gives nil.
-// Pools whose template was removed go first.
+// leastUsed takes the least used of the idle pools that may be closed out of the table, or gives
+// nil. Pools whose template was removed go first.
 func (m *Maker) leastUsed(may func(*pool) bool) *pool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -289,8 +289,8 @@ func checkTemplate(t *template.Template) error {
 	return nil
 }
 
-// poolFor finds or makes a pool, and closes idle pools if there are too many. The pool is not closed
-// before the caller calls done.
+// poolFor finds or makes a pool, and closes idle pools if there are too many. The pool is not
+// closed before the caller calls done.
 func (m *Maker) poolFor(tenant string, t *template.Template) (p *pool, done func(), err error) {
 	for {
 		p, done, err = m.poolNow(tenant, t)

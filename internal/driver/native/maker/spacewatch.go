@@ -217,9 +217,9 @@ func (w *spaceWatch) release() {
 }
 
 // endLargest ends the sandbox that has written most since there was room, of the tenant whose
-// sandboxes have. Then it waits for the space of that sandbox, unless left, the free bytes with those
-// that are still coming, is too little to wait. Sandboxes that write little at a time are waited for
-// longer, and those that have written least are ended last.
+// sandboxes have. Then it waits for the space of that sandbox, unless left, the free bytes with
+// those that are still coming, is too little to wait. Sandboxes that write little at a time are
+// waited for longer, and those that have written least are ended last.
 func (w *spaceWatch) endLargest(now time.Time, left, free int64, marks spaceMarks) {
 	waited := now.Sub(w.ended) >= endTime
 	if !waited && left >= marks.end && free >= marks.end/4 {
@@ -281,8 +281,8 @@ func (w *spaceWatch) stillComing() (bytes int64) {
 	return bytes
 }
 
-// end ends a sandbox. Nothing more of it reaches its disk, whose space is free when its last process
-// is gone.
+// end ends a sandbox. Nothing more of it reaches its disk, whose space is free when its last
+// process is gone.
 func (w *spaceWatch) end(l *live, why string) {
 	l.decide(sandbox.CauseHostDiskFull, why, w.m.usage(l))
 	if l.shell.disk != nil {
@@ -292,9 +292,9 @@ func (w *spaceWatch) end(l *live, why string) {
 	l.insist()
 }
 
-// endVolumes shuts down the volumes that an ended sandbox was filling: what it has written to memory
-// only would reach the host's disk after its end. Other sandboxes of its tenant that have one of
-// them end too. One that is starting at this moment is refused by register.
+// endVolumes shuts down the volumes that an ended sandbox was filling: what it has written to
+// memory only would reach the host's disk after its end. Other sandboxes of its tenant that have
+// one of them end too. One that is starting at this moment is refused by register.
 func (w *spaceWatch) endVolumes(use spaceUse, ended writer) {
 	for _, u := range ended.volumes {
 		if use.grown(u, w.calm) < growthNoise {
