@@ -464,9 +464,11 @@ func fillSlowly(t *testing.T, s *server, other *client.Client, keepers []*keeper
 		fillers = append(fillers, sb)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
+	var work sync.WaitGroup
+	defer work.Wait()
 	defer cancel()
 	for _, sb := range fillers {
-		go func() { _, _ = sb.Exec(ctx, client.ExecRequest{Argv: []string{"bash", "-c", slowWriter}}) }()
+		work.Go(func() { _, _ = sb.Exec(ctx, client.ExecRequest{Argv: []string{"bash", "-c", slowWriter}}) })
 	}
 	eventually(t, "all sandboxes write", patience, func() bool {
 		for _, sb := range fillers {

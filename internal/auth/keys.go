@@ -52,11 +52,12 @@ type Keys struct {
 	guest string    // hash of the guests' key; empty: there are none. Set before anybody authenticates.
 	asked Principal // who guests are
 
-	mu     sync.Mutex
-	cache  map[string]cached // by hash
-	revoke int               // counts revocations: what was read before one is not cached after it
-	known  map[string]verdict
-	asking chan struct{} // limits the lookups of Known
+	mu       sync.Mutex
+	cache    map[string]cached  // by hash
+	revoke   int                // counts revocations: what was read before one is not cached after it
+	known    map[string]verdict // by hash
+	inserted int                // counts new keys: what Known read before one is no verdict after it
+	asking   chan struct{}      // limits the lookups of Known
 }
 
 // verdict is what Known has found for a hash.
@@ -193,6 +194,7 @@ func (k *Keys) Known(ctx context.Context, digits string) bool {
 	k.mu.Lock()
 	_, good := k.cache[hash]
 	last, asked := k.known[hash]
+	inserted := k.inserted
 	k.mu.Unlock()
 	if good || asked && time.Now().Before(last.until) {
 		return good || last.known
@@ -209,6 +211,9 @@ func (k *Keys) Known(ctx context.Context, digits string) bool {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if inserted != k.inserted { // it may have been made since
+		return true
+	}
 	if len(k.known) >= maxCached {
 		clear(k.known)
 	}
@@ -283,6 +288,7 @@ func (k *Keys) insert(ctx context.Context, key Secret, tenant, name string, admi
 	}
 	k.mu.Lock()
 	delete(k.known, record.Hash) // an operator's key may have been asked for before it was made
+	k.inserted++
 	k.mu.Unlock()
 	return record, nil
 }

@@ -48,7 +48,7 @@ type Limiter struct {
 	peers  map[netip.Prefix]*peer // that have a connection
 	open   int                    // streams
 	warned time.Time
-	closed int // connections that were closed for want of room since warned
+	closed int // connections and streams, closed or refused for want of room since warned
 }
 
 // evictable lists connections that may be closed to make room, the oldest first.

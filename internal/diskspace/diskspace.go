@@ -29,7 +29,7 @@ func CheckFiles(total, free uint64) error {
 		return nil
 	}
 	why := fmt.Errorf("%d inodes of %d are free and %d are kept free", free, total, keep)
-	return fault.Wrap(fault.DiskFull, why, "the server's disk is full of files, whatever their size: it takes nothing new until some are removed")
+	return fault.Wrap(fault.DiskFull, why, "the server's disk is full of files: it takes nothing new until some are removed, also empty ones")
 }
 
 // Allow asks the check.

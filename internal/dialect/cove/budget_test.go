@@ -2,6 +2,8 @@ package cove_test
 
 import (
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -35,8 +37,9 @@ func TestBodies_StdinCountsWhileItRuns(t *testing.T) {
 	w.Config.Handler = b.Handler(w.api)
 	sb := w.sandbox(t)
 	const size = 4 << 20
-	seen := false
-	for e, err := range sb.ExecStream(t.Context(), client.ExecRequest{Command: "echo begun; sleep 0.2; wc -c", Stdin: strings.Repeat("a", size)}) {
+	seen, gate := false, filepath.Join(t.TempDir(), "gate")
+	command := "echo begun; until [ -e " + gate + " ]; do sleep 0.01; done; wc -c"
+	for e, err := range sb.ExecStream(t.Context(), client.ExecRequest{Command: command, Stdin: strings.Repeat("a", size)}) {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -44,6 +47,9 @@ func TestBodies_StdinCountsWhileItRuns(t *testing.T) {
 			seen = true
 			if used := b.Used(); used < size-transfer.FreeBody {
 				t.Errorf("%d bytes are counted while the command runs", used)
+			}
+			if err := os.WriteFile(gate, nil, 0o644); err != nil {
+				t.Fatal(err)
 			}
 		}
 	}

@@ -50,9 +50,8 @@ func (m *meter) count() error {
 }
 
 // hold counts a message in place of the bytes that it came as.
-func hold(ctx context.Context, message any) error {
-	m, ok := ctx.Value(meterKey{}).(*meter)
-	if !ok {
+func (m *meter) hold(message any) error {
+	if m == nil {
 		return nil
 	}
 	unpacked, _ := message.(proto.Message)
@@ -93,7 +92,8 @@ type Interceptor struct{}
 // WrapUnary is of connect.Interceptor.
 func (Interceptor) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
-		if err := hold(ctx, req.Any()); err != nil {
+		m, _ := ctx.Value(meterKey{}).(*meter)
+		if err := m.hold(req.Any()); err != nil {
 			return nil, err
 		}
 		return next(ctx, req)
@@ -108,22 +108,23 @@ func (Interceptor) WrapStreamingClient(next connect.StreamingClientFunc) connect
 // WrapStreamingHandler is of connect.Interceptor.
 func (Interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
-		return next(ctx, &countedConn{conn, ctx})
+		m, _ := ctx.Value(meterKey{}).(*meter)
+		return next(ctx, &countedConn{conn, m})
 	}
 }
 
 type countedConn struct {
 	connect.StreamingHandlerConn
-	ctx context.Context // of the request
+	m *meter // nil: nothing counts
 }
 
 // Receive counts the next message. In a stream of messages the handler is done with the last one.
 func (c *countedConn) Receive(message any) error {
-	if m, ok := c.ctx.Value(meterKey{}).(*meter); ok && c.Spec().StreamType&connect.StreamTypeClient != 0 {
-		m.read, m.held = 0, 0
+	if c.m != nil && c.Spec().StreamType&connect.StreamTypeClient != 0 {
+		c.m.read, c.m.held = 0, 0
 	}
 	if err := c.StreamingHandlerConn.Receive(message); err != nil {
 		return err
 	}
-	return hold(c.ctx, message)
+	return c.m.hold(message)
 }

@@ -206,7 +206,8 @@ func DecodeTurn(ctx context.Context, body []byte) (done func(), err error) {
 	}
 }
 
-// checkValues refuses JSON with more than MaxValues members of lists and objects.
+// checkValues refuses JSON with more than MaxValues members of lists and objects. Each list and
+// object counts once more, for itself.
 func checkValues(body []byte) error {
 	n := 0
 	for i := 0; i < len(body) && n <= MaxValues; i++ {

@@ -452,8 +452,10 @@ func (d *Driver) dropIdle() {
 // Ready tells whether sandboxes can be made. A failure is asked again on a new connection: another maker may run by now.
 func (d *Driver) Ready(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	defer watch.Wait()
 	defer cancel(nil)
-	go d.watchStopped(ctx, cancel)
+	watch.Go(func() { d.watchStopped(ctx, cancel) })
 	r, _, err := d.call(ctx, wire.Request{Op: wire.OpHello})
 	if err != nil && ctx.Err() == nil {
 		d.dropIdle()

@@ -18,9 +18,8 @@ const (
 	maxCPUs  = 1024
 	maxMB    = 1 << 24
 
-	maxCommand   = 32 << 10 // bytes of what is started, and of what tells that it is ready
-	maxFrom      = 1 << 10  // bytes of an image's or a template's name
-	maxStepBytes = 8 << 20  // of all steps, decoded
+	maxCommand = 32 << 10 // bytes of what is started, and of what tells that it is ready
+	maxFrom    = 1 << 10  // bytes of an image's or a template's name
 )
 
 // buildRequest asks for a new build of a template.
@@ -176,9 +175,6 @@ func (q *startRequest) validate() error {
 		if s.FilesHash != "" && !hashForm.MatchString(s.FilesHash) {
 			return fault.New(fault.Invalid, "step %d: the hash of its files is malformed", i+1)
 		}
-	}
-	if q.size() > maxStepBytes {
-		return fault.New(fault.Invalid, "the steps take more than %d MiB", maxStepBytes>>20)
 	}
 	return q.validateCommands()
 }

@@ -80,6 +80,27 @@ func (now spaceUse) grownBy(s writer, since map[fileSystem]int64) (bytes int64) 
 	return bytes
 }
 
+// grownByTenant is how much the file systems of each tenant's sandboxes have grown. What several
+// sandboxes write to one volume counts once.
+func (now spaceUse) grownByTenant(since map[fileSystem]int64) map[string]int64 {
+	bytes, counted := map[string]int64{}, map[fileSystem]bool{}
+	add := func(tenant string, p fileSystem) {
+		if !counted[p] {
+			counted[p] = true
+			bytes[tenant] += max(now.grown(p, since), 0)
+		}
+	}
+	for _, s := range now.writers {
+		if s.disk != nil {
+			add(s.l.tenant, s.disk)
+		}
+		for _, u := range s.volumes {
+			add(s.l.tenant, u)
+		}
+	}
+	return bytes
+}
+
 // written of a disk counts some bytes twice: what the sandbox deleted keeps its place in the image,
 // and what it writes gets another or has none yet.
 func (k *disk) written() int64 { return allocated(k.image) + k.bytes() }

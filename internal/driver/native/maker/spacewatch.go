@@ -219,16 +219,19 @@ func (w *spaceWatch) release() {
 // endLargest ends the sandbox that has written most since there was room, of the tenant whose
 // sandboxes have. Then it waits for the space of that sandbox, unless left, the free bytes with
 // those that are still coming, is too little to wait. Sandboxes that write little at a time are
-// waited for longer, and those that have written least are ended last.
+// waited for longer. Those that have written next to nothing are ended only if the sandboxes of their
+// tenant have written much together.
 func (w *spaceWatch) endLargest(now time.Time, left, free int64, marks spaceMarks) {
 	waited := now.Sub(w.ended) >= endTime
 	if !waited && left >= marks.end && free >= marks.end/4 {
 		return
 	}
 	use := w.m.spaceUse()
+	ofTenant := use.grownByTenant(w.calm)
 	fast, slow := w.growing(use, w.before, leastGrowth), w.growing(use, w.early, leastGrowth)
 	if left < marks.end/4 {
-		slow = w.growing(use, w.calm, 1)
+		little := w.growing(use, w.calm, 1)
+		slow = append(slow, slices.DeleteFunc(little, func(s writer) bool { return ofTenant[s.l.tenant] < growthNoise })...)
 	}
 	isFast := func(s writer) bool { return slices.Contains(w.held, s.l) || containsWriter(fast, s) }
 	candidates := slices.DeleteFunc(slices.Clone(use.writers), func(s writer) bool {
@@ -236,10 +239,6 @@ func (w *spaceWatch) endLargest(now time.Time, left, free int64, marks spaceMark
 	})
 	if len(candidates) == 0 {
 		return
-	}
-	ofTenant := map[string]int64{}
-	for _, s := range use.writers {
-		ofTenant[s.l.tenant] += max(use.grownBy(s, w.calm), 0)
 	}
 	written := func(s writer) int64 { return use.grownBy(s, w.calm) }
 	largest := slices.MaxFunc(candidates, func(a, b writer) int {
