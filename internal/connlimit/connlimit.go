@@ -314,9 +314,14 @@ func (l *Limiter) serveStream(h http.Handler, w http.ResponseWriter, r *http.Req
 		return
 	}
 	stream := &streamWriter{ResponseWriter: w, to: http.NewResponseController(w), stall: l.cfg.Stall}
-	// What the handler left in net/http's buffer is written after it.
+	// The end of the stream is written after the handler.
 	defer func() { _ = stream.to.SetWriteDeadline(time.Now().Add(stream.stall)) }()
 	h.ServeHTTP(stream, r)
+	// What the handler left in net/http's buffer waits for the peer's window: here, where the stream
+	// counts.
+	if stream.timer != nil {
+		_ = stream.FlushError()
+	}
 }
 
 func unwrap(c net.Conn) *conn {

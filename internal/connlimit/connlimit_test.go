@@ -501,6 +501,27 @@ func (c *h2conn) status(stream uint32) (status string, over bool) {
 	return head.PseudoValue("status"), head.StreamEnded()
 }
 
+// TestLimiter_StalledAnswersCount leaves short answers in net/http's buffer, for want of a window.
+func TestLimiter_StalledAnswersCount(t *testing.T) {
+	s, _ := serveWaiting(t, connlimit.Config{StreamsPerAddress: 3, Stall: time.Minute})
+	stalled := dialH2(t, s, "127.0.0.1")
+	if err := stalled.frames.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		stalled.begin("/")
+	}
+	other := dialH2(t, s, "127.0.0.1")
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if status, _ := other.status(other.begin("/")); status == "503" {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("answers that wait for their reader do not count")
+		}
+	}
+}
+
 func TestLimiter_StreamsOfAnAddress(t *testing.T) {
 	for name, cfg := range map[string]connlimit.Config{
 		"share of an address": {StreamsPerAddress: 3, Stall: time.Minute},
