@@ -19,6 +19,9 @@ type meterKey struct{}
 // Request returns r with a body that a tenant pays for. The handler must have the Interceptor.
 func Request(r *http.Request, tenant string) *http.Request {
 	m := &meter{ReadCloser: r.Body, memory: transfer.MemoryOf(r.Context(), tenant)}
+	if compressed(r.Header) {
+		m.packed = maxPacked
+	}
 	r = r.WithContext(context.WithValue(r.Context(), meterKey{}, m))
 	r.Body = m
 	return r
@@ -28,8 +31,24 @@ func Request(r *http.Request, tenant string) *http.Request {
 type meter struct {
 	io.ReadCloser
 	memory *transfer.Memory
+	stream bool  // the client sends several messages
+	packed int64 // what a message may become while it is unpacked; zero: it is not compressed
 	read   int64
 	held   int64
+}
+
+// maxPacked is the largest message that a handler reads.
+const maxPacked = 8 << 20
+
+// compressed reports whether the messages of a request may be. They are unpacked before they can be
+// counted, so the largest one is paid for.
+func compressed(h http.Header) bool {
+	for _, name := range []string{"Content-Encoding", "Connect-Content-Encoding", "Grpc-Encoding"} {
+		if encoding := h.Get(name); encoding != "" && encoding != "identity" {
+			return true
+		}
+	}
+	return false
 }
 
 func (m *meter) Read(p []byte) (int, error) {
@@ -43,7 +62,7 @@ func (m *meter) Read(p []byte) (int, error) {
 
 // count returns the budget's error as Connect's, which Connect passes on as it is.
 func (m *meter) count() error {
-	if err := m.memory.Resize(max(0, m.read+m.held-transfer.FreeBody)); err != nil {
+	if err := m.memory.Resize(max(0, m.read+m.packed+m.held-transfer.FreeBody)); err != nil {
 		return connect.NewError(connect.CodeResourceExhausted, err)
 	}
 	return nil
@@ -56,6 +75,9 @@ func (m *meter) hold(message any) error {
 	}
 	unpacked, _ := message.(proto.Message)
 	m.read, m.held = 0, sizeOf(unpacked)
+	if !m.stream {
+		m.packed = 0 // no other message comes
+	}
 	return m.count()
 }
 
@@ -109,6 +131,9 @@ func (Interceptor) WrapStreamingClient(next connect.StreamingClientFunc) connect
 func (Interceptor) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) error {
 		m, _ := ctx.Value(meterKey{}).(*meter)
+		if m != nil {
+			m.stream = conn.Spec().StreamType&connect.StreamTypeClient != 0
+		}
 		return next(ctx, &countedConn{conn, m})
 	}
 }
@@ -120,7 +145,7 @@ type countedConn struct {
 
 // Receive counts the next message. In a stream of messages the handler is done with the last one.
 func (c *countedConn) Receive(message any) error {
-	if c.m != nil && c.Spec().StreamType&connect.StreamTypeClient != 0 {
+	if c.m != nil && c.m.stream {
 		c.m.read, c.m.held = 0, 0
 	}
 	if err := c.StreamingHandlerConn.Receive(message); err != nil {
