@@ -55,6 +55,9 @@ func (m *Maker) closeIdle(may func(*pool) bool) bool {
 	}
 	m.log.Info("pool put away", "template", p.template.Name, "tenant", p.key.tenant)
 	p.close()
+	if p.nursery == nil { // else the owner is the nursery's
+		m.slots.giveOwner(p.owner)
+	}
 	return true
 }
 

@@ -384,6 +384,16 @@ func (m *Maker) pool(key poolKey) (p *pool, done func(), err error) {
 	return p, p.serve(), nil
 }
 
+// servePool keeps the pool of a sandbox from being closed until done is called, though the sandbox end.
+func (m *Maker) servePool(l *live) (done func(), err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.sandboxes[l.id] != l {
+		return nil, fault.New(fault.Gone, "sandbox %s has ended", l.id)
+	}
+	return l.pool.serve(), nil
+}
+
 func (m *Maker) find(id string) (*live, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -466,7 +476,9 @@ type slots struct {
 	free   []int
 	next   int
 	used   int
-	owners int
+	owners int // that were handed out at least once
+
+	freeOwners []int // given back, the oldest first
 }
 
 // Ids stay below 2^31; a sandbox has 65,536 of its own, a pool's owner one that is mapped in no sandbox.
@@ -517,11 +529,25 @@ func (s *slots) count() int {
 func (s *slots) takeOwner() (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.owners == maxOwners {
+	if s.owners < maxOwners {
+		s.owners++
+		return firstOwner + s.owners, nil
+	}
+	if len(s.freeOwners) == 0 {
 		return 0, fault.New(fault.Exhausted, "too many templates and tenants on this host")
 	}
-	s.owners++
-	return firstOwner + s.owners, nil
+	owner := s.freeOwners[0]
+	s.freeOwners = s.freeOwners[1:]
+	return owner, nil
+}
+
+// giveOwner takes back the owner of a pool that was closed. Its processes may still be ending, and
+// some of the kernel's objects with them: so it is used again only when no new one is left, and then
+// after all that were given back before it.
+func (s *slots) giveOwner(owner int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.freeOwners = append(s.freeOwners, owner)
 }
 
 func uidBase(slot int) int { return firstBase + slot*idsPerSandbox }

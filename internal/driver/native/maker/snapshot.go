@@ -30,6 +30,11 @@ func (m *Maker) Snapshot(ctx context.Context, r sandbox.SnapshotRequest) (*templ
 	if l.shell.disk == nil {
 		return nil, errNoDisk
 	}
+	done, err := m.servePool(l)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	from := l.pool.template
 	if err := m.templates.NameIsFree(r.Tenant, r.Name); err != nil { // before anything is copied
 		return nil, err
