@@ -9,11 +9,21 @@ import (
 // fileSystem is one in the host's disk that sandboxes write to: the disk of one, or a volume
 // that several may have.
 type fileSystem interface {
-	// written is what it has there, with what was only promised to be written there.
-	written() int64
+	// written is what it has there.
+	written() written
 	// cutOff takes it away from those who use it: what they have written and is not on the host's
 	// disk yet is dropped, and nothing reaches that disk any more.
 	cutOff()
+}
+
+// written is what a file system has on the host's disk, and what it says of itself. What is deleted
+// keeps its place on the host's disk until it is given back, and what is written gets another or has
+// none yet. So growth is that of both, and what one of them loses does not hide what the other gains:
+// space that was only promised (fallocate) can be deleted without giving any back.
+type written struct{ allocated, used int64 }
+
+func (now written) since(before written) int64 {
+	return now.allocated - before.allocated + max(now.used-before.used, 0)
 }
 
 // writer is where a sandbox writes.
@@ -36,12 +46,12 @@ func (m *Maker) writers() []writer {
 // spaceUse is how much the file systems of all sandboxes have at one moment.
 type spaceUse struct {
 	writers []writer
-	bytes   map[fileSystem]int64
+	bytes   map[fileSystem]written
 	totals  diskTotals
 }
 
 func (m *Maker) spaceUse() spaceUse {
-	now := spaceUse{m.writers(), map[fileSystem]int64{}, diskTotals{tenants: map[string]int64{}}}
+	now := spaceUse{m.writers(), map[fileSystem]written{}, diskTotals{tenants: map[string]int64{}}}
 	for _, s := range now.writers {
 		if k := s.disk; k != nil {
 			has := allocated(k.image)
@@ -60,29 +70,29 @@ func (m *Maker) spaceUse() spaceUse {
 
 // grown is how much a file system has grown since an earlier moment. A disk that is not known from
 // then had nothing. A volume may be old: one that is not known has not grown yet.
-func (now spaceUse) grown(p fileSystem, since map[fileSystem]int64) int64 {
+func (now spaceUse) grown(p fileSystem, since map[fileSystem]written) int64 {
 	before, known := since[p]
 	if _, isVolume := p.(*volume); isVolume && !known {
 		return 0
 	}
-	return now.bytes[p] - before
+	return now.bytes[p].since(before)
 }
 
 // grownBy is how much the file systems of a sandbox have grown. What several sandboxes write to one
 // volume counts for each of them.
-func (now spaceUse) grownBy(s writer, since map[fileSystem]int64) (bytes int64) {
+func (now spaceUse) grownBy(s writer, since map[fileSystem]written) (bytes int64) {
 	if s.disk != nil {
 		bytes = now.grown(s.disk, since)
 	}
 	for _, u := range s.volumes {
-		bytes += now.grown(u, since)
+		bytes += max(now.grown(u, since), 0)
 	}
 	return bytes
 }
 
 // grownByTenant is how much the file systems of each tenant's sandboxes have grown. What several
 // sandboxes write to one volume counts once.
-func (now spaceUse) grownByTenant(since map[fileSystem]int64) map[string]int64 {
+func (now spaceUse) grownByTenant(since map[fileSystem]written) map[string]int64 {
 	bytes, counted := map[string]int64{}, map[fileSystem]bool{}
 	add := func(tenant string, p fileSystem) {
 		if !counted[p] {
@@ -101,19 +111,16 @@ func (now spaceUse) grownByTenant(since map[fileSystem]int64) map[string]int64 {
 	return bytes
 }
 
-// written of a disk counts some bytes twice: what the sandbox deleted keeps its place in the image,
-// and what it writes gets another or has none yet.
-func (k *disk) written() int64 { return allocated(k.image) + k.bytes() }
+func (k *disk) written() written { return written{allocated(k.image), k.bytes()} }
 
-func (u *volume) written() int64 {
-	var has int64
+func (u *volume) written() (has written) {
 	var st unix.Stat_t
 	if unix.Lstat(u.path, &st) == nil {
-		has = st.Blocks * 512
+		has.allocated = st.Blocks * 512
 	}
 	if root := u.root.Load(); root != nil {
 		if used, err := usedBytes(root); err == nil {
-			has += used
+			has.used = used
 		}
 	}
 	return has

@@ -21,21 +21,26 @@ import (
 type spaceWatch struct {
 	m *Maker
 
-	calm   map[fileSystem]int64 // bytes of each when there was room last; of volumes that were seen later, then
-	before map[fileSystem]int64 // and at the beginning of this window
+	// calm is what each had when there was room for calmTime, or up to twice as long; a volume that
+	// was seen later is in it as it was then. roomy becomes calm.
+	calm, roomy map[fileSystem]written
+	roomSince   time.Time // when roomy was measured; zero: there is no room
+
+	before map[fileSystem]written // and at the beginning of this window
 	window time.Time
-	early  map[fileSystem]int64 // and slowWindow ago, or up to twice as long, unless there was room since
-	later  map[fileSystem]int64 // becomes early
-	slow   time.Time            // when later was measured
-	read   time.Time            // when the operator's rules were read
-	unread error                // why they could not be read last
-	held   []*live              // stopped, in order
+	early  map[fileSystem]written // and slowWindow ago, or up to twice as long, unless there was room since
+	later  map[fileSystem]written // becomes early
+	slow   time.Time              // when later was measured
+	read   time.Time              // when the operator's rules were read
+	unread error                  // why they could not be read last
+	held   []*live                // stopped, in order
 	since  time.Time
 	ended  time.Time        // when one was ended last
 	coming map[*shell]int64 // space that will be free when sandboxes that were ended are gone
 }
 
 const (
+	calmTime     = 30 * time.Second // a moment of room does not make what was written before it forgotten
 	growthWindow = 250 * time.Millisecond
 	slowWindow   = 5 * time.Second  // for sandboxes that write little at a time
 	growthNoise  = 1 << 20          // a sandbox that grows less in a window is not stopped
@@ -51,7 +56,7 @@ func writeSpeed() int64 { return int64(min(runtime.NumCPU(), 8)) * 3 << 29 }
 
 // watchSpace looks at the host's disk until the maker closes.
 func (m *Maker) watchSpace() {
-	w := &spaceWatch{m: m, calm: map[fileSystem]int64{}, before: map[fileSystem]int64{}, coming: map[*shell]int64{}}
+	w := &spaceWatch{m: m, calm: map[fileSystem]written{}, before: map[fileSystem]written{}, coming: map[*shell]int64{}}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -85,10 +90,10 @@ func (w *spaceWatch) look(now time.Time, wait *time.Duration) error {
 	case room >= marks.resume:
 		w.release()
 	case room < marks.end:
-		w.stop(now, leastGrowth)
+		w.stop(now, leastGrowth, room, marks)
 		w.endLargest(now, room+w.stillComing(), s.free, marks)
 	case room < marks.stop:
-		w.stop(now, growthNoise)
+		w.stop(now, growthNoise, room, marks)
 	}
 	if len(w.held) > 0 {
 		w.stopAgain()
@@ -119,8 +124,15 @@ func (w *spaceWatch) measure(now time.Time, calm bool) {
 	w.window = now
 	use := w.m.spaceUse()
 	w.before = use.bytes
+	switch {
+	case !calm:
+		w.roomSince = time.Time{}
+	case w.roomSince.IsZero():
+		w.roomy, w.roomSince = use.bytes, now
+	case now.Sub(w.roomSince) >= calmTime:
+		w.calm, w.roomy, w.roomSince = maps.Clone(w.roomy), use.bytes, now
+	}
 	if calm {
-		w.calm = maps.Clone(use.bytes)
 		w.later = use.bytes
 	}
 	if calm || now.Sub(w.slow) >= slowWindow {
@@ -140,7 +152,7 @@ func (w *spaceWatch) measure(now time.Time, calm bool) {
 
 // growing are sandboxes that have grown by some bytes since an earlier moment, the one that has
 // grown most since there was room first. The first bytes of a new disk are the file system's own.
-func (w *spaceWatch) growing(use spaceUse, since map[fileSystem]int64, least int64) []writer {
+func (w *spaceWatch) growing(use spaceUse, since map[fileSystem]written, least int64) []writer {
 	var all []writer
 	for _, s := range use.writers {
 		atLeast := least
@@ -155,12 +167,21 @@ func (w *spaceWatch) growing(use spaceUse, since map[fileSystem]int64, least int
 	return all
 }
 
+// fills reports whose sandboxes fill the disk: those of a tenant that have grown much in the last
+// seconds, and all of them when there is next to no space left. A sandbox that writes a little beside
+// those goes on.
+func (w *spaceWatch) fills(use spaceUse, left int64, marks spaceMarks) func(s writer) bool {
+	grown := use.grownByTenant(w.early)
+	return func(s writer) bool { return left < marks.end/4 || grown[s.l.tenant] >= marks.end/8 }
+}
+
 // stop has sandboxes that grow stand still. Where the host cannot do that they are ended.
-func (w *spaceWatch) stop(now time.Time, least int64) {
+func (w *spaceWatch) stop(now time.Time, least, left int64, marks spaceMarks) {
 	use := w.m.spaceUse()
+	fills := w.fills(use, left, marks)
 	for _, s := range w.growing(use, w.before, least) {
 		l := s.l
-		if slices.Contains(w.held, l) {
+		if slices.Contains(w.held, l) || !fills(s) {
 			continue
 		}
 		if len(w.held) == 0 {
@@ -230,12 +251,15 @@ func (w *spaceWatch) endLargest(now time.Time, left, free int64, marks spaceMark
 	ofTenant := use.grownByTenant(w.calm)
 	fast, slow := w.growing(use, w.before, leastGrowth), w.growing(use, w.early, leastGrowth)
 	if left < marks.end/4 {
-		little := w.growing(use, w.calm, 1)
-		slow = append(slow, slices.DeleteFunc(little, func(s writer) bool { return ofTenant[s.l.tenant] < growthNoise })...)
+		lately := use.grownByTenant(w.early)
+		little := w.growing(use, w.early, 1)
+		slow = append(slow, slices.DeleteFunc(little, func(s writer) bool { return lately[s.l.tenant] < growthNoise })...)
 	}
-	isFast := func(s writer) bool { return slices.Contains(w.held, s.l) || containsWriter(fast, s) }
+	isHeld := func(s writer) bool { return slices.Contains(w.held, s.l) }
+	isFast := func(s writer) bool { return isHeld(s) || containsWriter(fast, s) }
+	fills := w.fills(use, left, marks)
 	candidates := slices.DeleteFunc(slices.Clone(use.writers), func(s writer) bool {
-		return s.l.isEnding() || !isFast(s) && !containsWriter(slow, s)
+		return s.l.isEnding() || !isHeld(s) && (!fills(s) || !isFast(s) && !containsWriter(slow, s))
 	})
 	if len(candidates) == 0 {
 		return

@@ -75,6 +75,9 @@ func (u *volume) use(ctx context.Context) error {
 		}
 	}
 	if err := u.checkCut(); err != nil {
+		if u.users.Load() == 0 {
+			u.unmount()
+		}
 		return err
 	}
 	u.users.Add(1)
@@ -90,9 +93,13 @@ func (u *volume) checkCut() error {
 }
 
 func (u *volume) leave() {
-	if u.users.Add(-1) > 0 {
-		return
+	if u.users.Add(-1) == 0 {
+		u.unmount()
 	}
+}
+
+// unmount gives the device back when what was written is on the host's disk.
+func (u *volume) unmount() {
 	mount := u.mount
 	u.mount = nil
 	if root := u.root.Swap(nil); root != nil {
