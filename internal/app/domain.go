@@ -7,10 +7,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/covehq/cove/internal/config"
-	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/sqlstore"
@@ -77,21 +75,6 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 	return manager, p, observer, nil
 }
 
-// prepare makes a template ready. One that does not work is built again, and does not keep the
-// server from serving the others: followRenewal makes it ready then.
-func (s *Server) prepare(ctx context.Context, m *sandbox.Manager, p parts, name string) error {
-	err := m.Prepare(ctx, Tenant, name)
-	if err == nil || !p.usable(name) {
-		return nil
-	}
-	built, ok := p.templates.(builtTemplates)
-	if !ok || ctx.Err() != nil || !fault.Is(err, fault.Unavailable) || s.ready(ctx) != nil {
-		return err // another cause than the template
-	}
-	s.repair(built, name, err)
-	return nil
-}
-
 // warm makes further templates ready while the server serves already: who asks for one before that waits a moment longer.
 func (s *Server) warm(m *sandbox.Manager, p parts, names []string) {
 	ctx, cancel := context.WithCancel(context.Background()) // of this work, which the server's end ends
@@ -105,90 +88,6 @@ func (s *Server) warm(m *sandbox.Manager, p parts, names []string) {
 		}
 	}()
 	s.undo.add("stop warming templates", func() error { cancel(); <-done; return nil })
-}
-
-// followRenewal makes each template that is built again ready: the first create from it would else wait for its zygote.
-func (s *Server) followRenewal(m *sandbox.Manager, names []string) {
-	if s.renewal == nil {
-		return
-	}
-	ctx, cancel := context.WithCancel(context.Background()) // of this work, which the server's end ends
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for name := range s.renewal.built {
-			if !slices.Contains(names, name) {
-				continue
-			}
-			if err := m.Prepare(ctx, Tenant, name); err != nil && ctx.Err() == nil {
-				s.log.Error("a template that was built again does not work, and no sandbox starts from it", "template", name, "error", err)
-				s.renewal.state.hear(renewed{name, renewDamaged, ""})
-				s.renewal.state.hear(renewed{name, renewFailed, ""})
-			}
-		}
-	}()
-	s.undo.add("stop warming templates that were built again", func() error {
-		cancel()
-		err := s.renewal.close(s.cfg.Ephemeral)
-		<-done
-		return err
-	})
-}
-
-// errChanged is why a template is built again whose layers the maker found changed.
-var errChanged = errors.New("its layers were changed after they were built")
-
-// repairSpoilt has the templates built again whose layers the maker found changed.
-func (s *Server) repairSpoilt(p parts) {
-	built, ok := p.templates.(builtTemplates)
-	if !ok || p.spoilt == nil {
-		return
-	}
-	built.refresh()
-	for name, digest := range p.spoilt() {
-		if built.digest(name) == digest {
-			s.repair(built, name, errChanged)
-		}
-	}
-}
-
-// withSpoilt is the driver's check, and repairs what it tells of templates.
-func (s *Server) withSpoilt(p parts) func(context.Context) error {
-	if p.spoilt == nil {
-		return p.ready
-	}
-	return func(ctx context.Context) error {
-		err := p.ready(ctx)
-		s.repairSpoilt(p)
-		return err
-	}
-}
-
-// spoiltLook is how often the server asks the maker which templates are spoilt. The maker reads
-// their content much less often.
-const spoiltLook = time.Minute
-
-// watchSpoilt has templates repaired also if no client asks for readiness.
-func (s *Server) watchSpoilt(p parts) {
-	if p.spoilt == nil {
-		return
-	}
-	ctx, cancel := context.WithCancel(context.Background()) // of this work, which the server's end ends
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		tick := time.NewTicker(spoiltLook)
-		defer tick.Stop()
-		for {
-			select {
-			case <-tick.C:
-				_ = s.ready(ctx) // /readyz and its log say how the maker is
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	s.undo.add("stop asking for spoilt templates", func() error { cancel(); <-done; return nil })
 }
 
 // codeInterpreter is the template that images which need no registry are mapped to.

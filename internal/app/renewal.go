@@ -22,6 +22,7 @@ import (
 
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/gateway"
+	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
 )
 
@@ -329,6 +330,105 @@ func (r *renewal) end(finish bool) error {
 	case <-late.C:
 		return errors.Join(errors.New("it does not end"), r.lines.Close())
 	}
+}
+
+// prepare makes a template ready. One that does not work is built again, and does not keep the
+// server from serving the others: followRenewal makes it ready then.
+func (s *Server) prepare(ctx context.Context, m *sandbox.Manager, p parts, name string) error {
+	err := m.Prepare(ctx, Tenant, name)
+	if err == nil || !p.usable(name) {
+		return nil
+	}
+	built, ok := p.templates.(builtTemplates)
+	if !ok || ctx.Err() != nil || !fault.Is(err, fault.Unavailable) || s.ready(ctx) != nil {
+		return err // another cause than the template
+	}
+	s.repair(built, name, err)
+	return nil
+}
+
+// followRenewal makes each template that is built again ready: the first create from it would else wait for its zygote.
+func (s *Server) followRenewal(m *sandbox.Manager, names []string) {
+	if s.renewal == nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background()) // of this work, which the server's end ends
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for name := range s.renewal.built {
+			if !slices.Contains(names, name) {
+				continue
+			}
+			if err := m.Prepare(ctx, Tenant, name); err != nil && ctx.Err() == nil {
+				s.log.Error("a template that was built again does not work, and no sandbox starts from it", "template", name, "error", err)
+				s.renewal.state.hear(renewed{name, renewDamaged, ""})
+				s.renewal.state.hear(renewed{name, renewFailed, ""})
+			}
+		}
+	}()
+	s.undo.add("stop warming templates that were built again", func() error {
+		cancel()
+		err := s.renewal.close(s.cfg.Ephemeral)
+		<-done
+		return err
+	})
+}
+
+// errChanged is why a template is built again whose layers the maker found changed.
+var errChanged = errors.New("its layers were changed after they were built")
+
+// repairSpoilt has the templates built again whose layers the maker found changed.
+func (s *Server) repairSpoilt(p parts) {
+	built, ok := p.templates.(builtTemplates)
+	if !ok || p.spoilt == nil {
+		return
+	}
+	built.refresh()
+	for name, digest := range p.spoilt() {
+		if built.digest(name) == digest {
+			s.repair(built, name, errChanged)
+		}
+	}
+}
+
+// withSpoilt is the driver's check, and repairs what it tells of templates.
+func (s *Server) withSpoilt(p parts) func(context.Context) error {
+	if p.spoilt == nil {
+		return p.ready
+	}
+	return func(ctx context.Context) error {
+		err := p.ready(ctx)
+		s.repairSpoilt(p)
+		return err
+	}
+}
+
+// spoiltLook is how often the server asks the maker which templates are spoilt. The maker reads
+// their content much less often.
+const spoiltLook = time.Minute
+
+// watchSpoilt has templates repaired also if no client asks for readiness.
+func (s *Server) watchSpoilt(p parts) {
+	if p.spoilt == nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background()) // of this work, which the server's end ends
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(spoiltLook)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				_ = s.ready(ctx) // /readyz and its log say how the maker is
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	s.undo.add("stop asking for spoilt templates", func() error { cancel(); <-done; return nil })
 }
 
 // renewMain is the child.
