@@ -228,12 +228,20 @@ func (s *Server) repair(t builtTemplates, name string, why error) {
 	}
 	if s.renewal == nil {
 		t.state.hear(renewed{name, renewFailed, ""})
-		s.log.Error("no sandbox starts from a template until root builds it again: sudo cove template build "+name+" --data-dir "+s.cfg.DataDir,
+		s.log.Error("no sandbox starts from a template until root builds it again: "+s.rebuildByHand(name),
 			"template", name, "error", why)
 		return
 	}
 	s.log.Error("a template does not work; it is built again, and no sandbox starts from it until then", "template", name, "error", why)
 	s.renewal.rebuild(name)
+}
+
+// rebuildByHand is what root runs after the cause of a damage is corrected.
+//
+// Without --rebuild a template that is as it was built keeps its digest, and the server goes on to
+// refuse it.
+func (s *Server) rebuildByHand(name string) string {
+	return "sudo cove template build " + name + " --rebuild --data-dir " + s.cfg.DataDir
 }
 
 // rebuild tells the child to build a template again.

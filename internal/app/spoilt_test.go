@@ -59,11 +59,18 @@ func TestSpoilt_WithoutRoot(t *testing.T) {
 	if _, err := built.Resolve(t.Context(), "acme", "own"); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("a create is told: %v", err)
 	}
-	if n := strings.Count(log.String(), "sudo cove template build own"); n != 1 {
+	if n := strings.Count(log.String(), "sudo cove template build own --rebuild --data-dir "); n != 1 {
 		t.Errorf("the log says %d times what to run: %s", n, log.String())
 	}
 
-	if _, err := open().Rebuild(t.Context(), "own", nil); err != nil {
+	// Its layers are as they were built, so Repair, which is cove template build, keeps the digest.
+	if same, err := open().Repair(t.Context(), "own", nil); err != nil || same.Digest != spoilt.Digest {
+		t.Fatalf("Repair: %v, %v", same, err)
+	}
+	if _, err := built.Resolve(t.Context(), "acme", "own"); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("a create after Repair: %v", err)
+	}
+	if _, err := open().Rebuild(t.Context(), "own", nil); err != nil { // cove template build --rebuild
 		t.Fatal(err)
 	}
 	if err := ready(t.Context()); err != nil || built.check(t.Context()) != nil {

@@ -161,11 +161,14 @@ func (a *invocation) templateRemove() *cobra.Command {
 }
 
 func (a *invocation) templateBuild() *cobra.Command {
-	return &cobra.Command{
+	var rebuild bool
+	c := &cobra.Command{
 		Use:   "build NAME | FILE.toml",
 		Short: "Build a template on this host",
 		Long: "Build a template in the data directory of this host, as root: one that is defined already, by its name, or from a file,\n" +
-			"which then becomes the definition of that name. A running server uses what was built from the next sandbox on.",
+			"which then becomes the definition of that name. A running server uses what was built from the next sandbox on.\n" +
+			"A template that is as it was built stays as it is. With --rebuild it is built again: a server that found that it does\n" +
+			"not work refuses it until then.",
 		Example: "  sudo cove template build python\n  sudo cove template build ./analysis.toml",
 		Args:    exactArgs(1, "the name of a template, or a file that defines one"),
 		ValidArgsFunction: func(c *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
@@ -185,7 +188,7 @@ func (a *invocation) templateBuild() *cobra.Command {
 			}
 			ctx, stop := signal.NotifyContext(c.Context(), unix.SIGINT, unix.SIGTERM)
 			defer stop()
-			built, err := a.buildTemplate(ctx, filepath.Join(cfg.DataDir, "templates"), args[0])
+			built, err := a.buildTemplate(ctx, filepath.Join(cfg.DataDir, "templates"), args[0], rebuild)
 			if err != nil {
 				return err
 			}
@@ -197,10 +200,12 @@ func (a *invocation) templateBuild() *cobra.Command {
 			})
 		},
 	}
+	c.Flags().BoolVar(&rebuild, "rebuild", false, "build a template again that does not work although nothing has changed")
+	return c
 }
 
 // buildTemplate builds by name, or by a file whose definition it takes over; one that cannot be built is given back.
-func (a *invocation) buildTemplate(ctx context.Context, dir, what string) (*template.Template, error) {
+func (a *invocation) buildTemplate(ctx context.Context, dir, what string, rebuild bool) (*template.Template, error) {
 	name, undo := what, func() error { return nil }
 	if strings.HasSuffix(what, ".toml") || strings.ContainsRune(what, filepath.Separator) {
 		var err error
@@ -211,7 +216,7 @@ func (a *invocation) buildTemplate(ctx context.Context, dir, what string) (*temp
 	store, err := template.Open(template.Options{Dir: dir, Log: slog.New(slog.DiscardHandler)})
 	if err == nil {
 		var built *template.Template
-		if built, err = a.ensure(ctx, store, name); err == nil {
+		if built, err = a.ensure(ctx, store, name, rebuild); err == nil {
 			return built, nil
 		}
 	}
@@ -219,7 +224,7 @@ func (a *invocation) buildTemplate(ctx context.Context, dir, what string) (*temp
 }
 
 // ensure builds with progress: on a terminal in one line, elsewhere a line for each step.
-func (a *invocation) ensure(ctx context.Context, store *template.Store, name string) (*template.Template, error) {
+func (a *invocation) ensure(ctx context.Context, store *template.Store, name string, rebuild bool) (*template.Template, error) {
 	var now atomic.Value
 	now.Store("building template " + name)
 	_, live := terminal(a.Err)
@@ -227,7 +232,11 @@ func (a *invocation) ensure(ctx context.Context, store *template.Store, name str
 		defer a.working(func() string { return now.Load().(string) })()
 	}
 	var last string
-	return store.Repair(ctx, name, func(p template.Progress) {
+	build := store.Repair
+	if rebuild {
+		build = store.Rebuild
+	}
+	return build(ctx, name, func(p template.Progress) {
 		line := "template " + name + ": " + p.Step
 		if p.Total > 0 {
 			line += fmt.Sprintf(" %s %d/%d", bar(p.Done, p.Total), p.Done, p.Total)
