@@ -68,7 +68,7 @@ func (s *Server) openDomain(ctx context.Context, store *sqlstore.Store, progress
 		return nil, parts{}, nil, fmt.Errorf("prepare template %s: %w", names[0], err)
 	}
 	s.warm(manager, p, names[1:])
-	s.followRenewal(manager, names)
+	s.followRenewal(manager, p, names)
 	s.watchSpoilt(p)
 	s.Caps = manager.Caps()
 	observer.Watch(s.sources(manager, p))

@@ -223,17 +223,25 @@ func (s *Server) renewTemplates(t builtTemplates, names []string) error {
 // repair has a template built again that does not work: no sandbox starts from it until then.
 // Without root it stays damaged until root builds it.
 func (s *Server) repair(t builtTemplates, name string, why error) {
-	if !t.state.damage(name, t.digest(name)) {
+	if s.renewal == nil {
+		s.refuse(t, name, why)
 		return
 	}
-	if s.renewal == nil {
-		t.state.hear(renewed{name, renewFailed, ""})
-		s.log.Error("no sandbox starts from a template until root builds it again: "+s.rebuildByHand(name),
-			"template", name, "error", why)
+	if !t.state.damage(name, t.digest(name)) {
 		return
 	}
 	s.log.Error("a template does not work; it is built again, and no sandbox starts from it until then", "template", name, "error", why)
 	s.renewal.rebuild(name)
+}
+
+// refuse lets no sandbox start from a template that does not work until root builds it again.
+func (s *Server) refuse(t builtTemplates, name string, why error) {
+	if !t.state.damage(name, t.digest(name)) {
+		return
+	}
+	t.state.hear(renewed{name, renewFailed, ""})
+	s.log.Error("a template does not work, and no sandbox starts from it until root corrects the cause and builds it again: "+
+		s.rebuildByHand(name), "template", name, "error", why)
 }
 
 // rebuildByHand is what root runs after the cause of a damage is corrected.
@@ -348,32 +356,29 @@ func (s *Server) prepare(ctx context.Context, m *sandbox.Manager, p parts, name 
 		return nil
 	}
 	built, ok := p.templates.(builtTemplates)
-	if !ok || ctx.Err() != nil || !fault.Is(err, fault.Unavailable) || s.ready(ctx) != nil {
-		return err // another cause than the template
+	if !ok || !s.blames(ctx, err) {
+		return err
 	}
 	s.repair(built, name, err)
 	return nil
 }
 
+// blames tells whether the template is why it could not be made ready, and not the driver.
+func (s *Server) blames(ctx context.Context, err error) bool {
+	return ctx.Err() == nil && fault.Is(err, fault.Unavailable) && s.ready(ctx) == nil
+}
+
 // followRenewal makes each template that is built again ready: the first create from it would else wait for its zygote.
-func (s *Server) followRenewal(m *sandbox.Manager, names []string) {
-	if s.renewal == nil {
+func (s *Server) followRenewal(m preparer, p parts, names []string) {
+	built, ok := p.templates.(builtTemplates)
+	if !ok || s.renewal == nil {
 		return
 	}
 	ctx, cancel := context.WithCancel(context.Background()) // of this work, which the server's end ends
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for name := range s.renewal.built {
-			if !slices.Contains(names, name) {
-				continue
-			}
-			if err := m.Prepare(ctx, Tenant, name); err != nil && ctx.Err() == nil {
-				s.log.Error("a template that was built again does not work, and no sandbox starts from it", "template", name, "error", err)
-				s.renewal.state.hear(renewed{name, renewDamaged, ""})
-				s.renewal.state.hear(renewed{name, renewFailed, ""})
-			}
-		}
+		s.prepareRenewed(ctx, m, built, names)
 	}()
 	s.undo.add("stop warming templates that were built again", func() error {
 		cancel()
@@ -381,6 +386,28 @@ func (s *Server) followRenewal(m *sandbox.Manager, names []string) {
 		<-done
 		return err
 	})
+}
+
+// preparer makes templates ready.
+type preparer interface {
+	Prepare(ctx context.Context, tenant, name string) error
+}
+
+// prepareRenewed makes those of names ready that are built again, and refuses one that does not
+// work then either: another build would give the same.
+func (s *Server) prepareRenewed(ctx context.Context, m preparer, t builtTemplates, names []string) {
+	for name := range s.renewal.built {
+		if !slices.Contains(names, name) {
+			continue
+		}
+		switch err := m.Prepare(ctx, Tenant, name); {
+		case err == nil || ctx.Err() != nil:
+		case s.blames(ctx, err):
+			s.refuse(t, name, fmt.Errorf("after it was built again: %w", err))
+		default:
+			s.log.Warn("template is not warm", "template", name, "error", err)
+		}
+	}
 }
 
 // errChanged is why a template is built again whose layers the maker found changed.
