@@ -474,45 +474,52 @@ func renewMain(args []string, stdin io.Reader, out io.Writer) error {
 	signal.Ignore(syscall.SIGPIPE)                          // of a server that has ended, and wants the build finished
 	ctx, cancel := context.WithCancel(context.Background()) // ends with the server, see below
 	defer cancel()
-	orders := readOrders(stdin, cancel)
+	var mu sync.Mutex // both the work and the orders say something
+	say := func(name, state, message string) {
+		mu.Lock()
+		defer mu.Unlock()
+		_ = json.NewEncoder(out).Encode(renewed{name, state, message}) // the server may be gone
+	}
+	orders := readOrders(stdin, cancel, say)
 	store, err := template.Open(template.Options{Dir: args[0], Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
 	}
-	say := func(name, state, message string) {
-		_ = json.NewEncoder(out).Encode(renewed{name, state, message}) // the server may be gone
-	}
-	r := renewer{store: store, checker: store.Checker(), say: say, bad: map[string]bool{}, rebuilt: map[string]time.Time{}}
+	r := renewer{store: store, checker: store.Checker(), say: say, rebuilt: map[string]time.Time{}}
 	names := args[1:]
+	bad := map[string]bool{}
 	for _, name := range names {
-		r.check(ctx, name)
+		bad[name] = r.check(ctx, name)
 	}
 	say("", renewChecked, "")
 	for _, name := range otherTemplates(store, names) {
 		if r.check(ctx, name) {
+			bad[name] = true
 			names = append(names, name)
 		}
 	}
 	for _, name := range names {
-		build := store.Ensure
-		if r.bad[name] {
-			build = store.Repair
+		j := renewalJob{name: name, damaged: bad[name], build: store.Ensure}
+		if j.damaged {
+			j.build = store.Repair
 		}
-		r.renew(ctx, name, build)
+		r.add(j)
 	}
-	debug.FreeOSMemory() // the wait for an order may take days
-	for name := range orders {
-		r.rebuild(ctx, name)
-	}
-	return ctx.Err()
+	return r.work(ctx, orders)
 }
 
-// maxOrders bounds how many orders wait.
-const maxOrders = 64
+// maxOrders bounds how many orders wait, and tooManyOrders is why a further one fails.
+const (
+	maxOrders     = 64
+	tooManyOrders = "too many templates wait to be built again"
+)
 
 // readOrders gives the names of templates that the server wants built again. The end of stdin is
 // that of the server: it ends the work by stop, unless the server wants it finished.
-func readOrders(stdin io.Reader, stop func()) <-chan string {
+//
+// It never waits for the work, since it would then miss the end of stdin: an order beyond maxOrders
+// fails.
+func readOrders(stdin io.Reader, stop func(), say sayFunc) <-chan string {
 	names := make(chan string, maxOrders)
 	go func() {
 		defer close(names)
@@ -521,7 +528,10 @@ func readOrders(stdin io.Reader, stop func()) <-chan string {
 			switch {
 			case lines.Text()+"\n" == renewFinish:
 				return
-			case rebuild && len(names) < maxOrders:
+			case !rebuild:
+			case len(names) == maxOrders:
+				say(name, renewFailed, tooManyOrders)
+			default:
 				names <- name
 			}
 		}
@@ -541,14 +551,38 @@ func otherTemplates(store *template.Store, names []string) (others []string) {
 	return others
 }
 
-// renewer finds the layers whose files are not those that were built.
+// renewer builds templates again, one after another.
 type renewer struct {
-	store   *template.Store
+	store   renewalStore
 	checker *template.Checker
-	say     func(name, state, message string)
-	bad     map[string]bool      // damaged templates
-	rebuilt map[string]time.Time // by template: when the server last wanted it built again
+	say     sayFunc
+	queue   []*renewalJob        // by urgency
+	rebuilt map[string]time.Time // by template: when it was last built because the server wanted it
 }
+
+// sayFunc tells the server the state of a template.
+type sayFunc func(name, state, message string)
+
+// renewalStore is what a renewer needs of a template.Store.
+type renewalStore interface {
+	Resolve(ctx context.Context, name string) (*template.Template, error)
+	Rebuild(ctx context.Context, name string, progress func(template.Progress)) (*template.Template, error)
+	Refresh() error
+}
+
+// renewalJob is a template that waits to be built.
+type renewalJob struct {
+	name     string
+	ordered  bool // the server wants it
+	damaged  bool // no sandbox starts from the template until it is built
+	build    buildFunc
+	building func() // says once that the build has begun
+	tries    int
+	due      time.Time
+}
+
+// buildFunc builds a template by its name.
+type buildFunc func(ctx context.Context, name string, progress func(template.Progress)) (*template.Template, error)
 
 // check tells whether a template is damaged.
 func (r *renewer) check(ctx context.Context, name string) (damaged bool) {
@@ -559,26 +593,78 @@ func (r *renewer) check(ctx context.Context, name string) (damaged bool) {
 	if err != nil && ctx.Err() == nil {
 		r.say(name, renewDamaged, err.Error())
 	}
-	r.bad[name] = len(found) > 0 || err != nil
-	return r.bad[name]
+	return len(found) > 0 || err != nil
 }
 
 // rebuildRest is how often the server may have one template built again: a server that was taken
 // over must not fill the disk.
 const rebuildRest = 10 * time.Minute
 
-// rebuild builds a template again for the server.
-func (r *renewer) rebuild(ctx context.Context, name string) {
-	if last, ok := r.rebuilt[name]; ok && time.Since(last) < rebuildRest {
-		r.say(name, renewFailed, fmt.Sprintf("it was built again less than %v ago", rebuildRest))
-		return
+// work builds what waits, and what the server orders until it ends.
+func (r *renewer) work(ctx context.Context, orders <-chan string) error {
+	take := func(name string, more bool) {
+		if !more {
+			orders = nil
+			return
+		}
+		r.order(name)
 	}
+	for ctx.Err() == nil && (orders != nil || len(r.queue) > 0) {
+		select { // an order is of a damaged template: it comes before a job that is due
+		case name, more := <-orders:
+			take(name, more)
+			continue
+		default:
+		}
+		var due <-chan time.Time
+		if len(r.queue) > 0 {
+			due = time.After(time.Until(r.queue[0].due))
+		} else {
+			debug.FreeOSMemory() // the wait for an order may take days
+		}
+		select {
+		case name, more := <-orders:
+			take(name, more)
+		case <-due:
+			next := r.queue[0]
+			r.queue = r.queue[1:]
+			r.try(ctx, next)
+		case <-ctx.Done():
+		}
+	}
+	return ctx.Err()
+}
+
+// order takes up a template that the server wants built again.
+func (r *renewer) order(name string) {
+	waiting := 0
+	for _, j := range r.queue {
+		if j.ordered && j.name == name {
+			return
+		}
+		if j.ordered {
+			waiting++
+		}
+	}
+	last, ok := r.rebuilt[name]
+	switch {
+	case ok && time.Since(last) < rebuildRest:
+		r.say(name, renewFailed, fmt.Sprintf("it was built again less than %v ago", rebuildRest))
+	case waiting == maxOrders:
+		r.say(name, renewFailed, tooManyOrders)
+	default: // Rebuild does what Ensure and Repair do
+		r.queue = slices.DeleteFunc(r.queue, func(j *renewalJob) bool { return j.name == name })
+		r.add(renewalJob{name: name, ordered: true, damaged: true, build: r.rebuild})
+	}
+}
+
+// rebuild builds a template again for the server.
+func (r *renewer) rebuild(ctx context.Context, name string, progress func(template.Progress)) (*template.Template, error) {
 	r.rebuilt[name] = time.Now()
 	if err := r.store.Refresh(); err != nil { // definitions may have changed since
-		r.say(name, renewFailed, strings.ToValidUTF8(err.Error(), "?"))
-		return
+		return nil, err
 	}
-	r.renew(ctx, name, r.store.Rebuild)
+	return r.store.Rebuild(ctx, name, progress)
 }
 
 // renewTries is how often a template is built while the host's package manager is busy: for about
@@ -588,56 +674,54 @@ const renewTries = 30
 
 var renewPause = time.Minute
 
-// buildFunc builds a template by its name.
-type buildFunc func(ctx context.Context, name string, progress func(template.Progress)) (*template.Template, error)
+// add has a template built.
+func (r *renewer) add(j renewalJob) {
+	j.due = time.Now()
+	j.building = sync.OnceFunc(func() { r.say(j.name, renewBuilding, "") })
+	r.enqueue(&j)
+}
 
-// patiently builds a template, again while the host's package manager is busy. An upgrade of the
-// host takes longer than a build waits, and without another try the template would be built at the
-// server's next start only.
-func patiently(build buildFunc) buildFunc {
-	return func(ctx context.Context, name string, progress func(template.Progress)) (*template.Template, error) {
-		for try := 1; ; try++ {
-			t, err := build(ctx, name, progress)
-			if !errors.Is(err, template.ErrDpkgBusy) || try == renewTries {
-				return t, err
-			}
-			select {
-			case <-ctx.Done():
-				return nil, ctx.Err()
-			case <-time.After(renewPause):
-			}
+// enqueue puts a job before those that are due later. Damaged templates come before outdated ones,
+// which go on to serve.
+func (r *renewer) enqueue(j *renewalJob) {
+	r.queue = append(r.queue, j)
+	slices.SortStableFunc(r.queue, func(a, b *renewalJob) int {
+		switch {
+		case a.damaged == b.damaged:
+			return a.due.Compare(b.due)
+		case a.damaged:
+			return -1
 		}
-	}
+		return 1
+	})
 }
 
-// renew builds a template and says how that went.
-func (r *renewer) renew(ctx context.Context, name string, build buildFunc) {
-	renewOne(ctx, r.store, name, build, r.say)
-}
-
-// templateResolver is what a renewal asks the store of templates.
-type templateResolver interface {
-	Resolve(ctx context.Context, name string) (*template.Template, error)
-}
-
-func renewOne(ctx context.Context, store templateResolver, name string, build buildFunc, say func(name, state, message string)) {
+// try builds a template and says how that went.
+//
+// While the host's package manager is busy it says nothing, and the job waits for another try. An
+// upgrade of the host takes longer than a build waits for it, and without another try the template
+// would be built at the server's next start only.
+func (r *renewer) try(ctx context.Context, j *renewalJob) {
 	before := ""
-	if t, err := store.Resolve(ctx, name); err == nil {
+	if t, err := r.store.Resolve(ctx, j.name); err == nil {
 		before = t.Digest
 	}
-	building := sync.OnceFunc(func() { say(name, renewBuilding, "") })
-	t, err := patiently(build)(ctx, name, func(p template.Progress) {
+	t, err := j.build(ctx, j.name, func(p template.Progress) {
 		if p.Step != template.StepWait && p.Step != template.StepPython {
-			building()
+			j.building()
 		}
 	})
+	j.tries++
 	switch {
 	case ctx.Err() != nil: // the server ends
+	case errors.Is(err, template.ErrDpkgBusy) && j.tries < renewTries:
+		j.due = time.Now().Add(renewPause)
+		r.enqueue(j)
 	case err != nil:
-		say(name, renewFailed, strings.ToValidUTF8(err.Error(), "?"))
+		r.say(j.name, renewFailed, strings.ToValidUTF8(err.Error(), "?"))
 	case t.Digest != before:
-		say(name, renewBuilt, t.Digest)
+		r.say(j.name, renewBuilt, t.Digest)
 	default:
-		say(name, renewCurrent, "")
+		r.say(j.name, renewCurrent, "")
 	}
 }

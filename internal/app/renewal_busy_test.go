@@ -3,8 +3,13 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/template"
@@ -32,10 +37,21 @@ func (h *busyHost) Ensure(context.Context, string, func(template.Progress)) (*te
 	return &template.Template{Digest: "new"}, h.then
 }
 
-func TestRenewal_PackageManagerBusy(t *testing.T) {
+func (h *busyHost) Rebuild(ctx context.Context, name string, progress func(template.Progress)) (*template.Template, error) {
+	return h.Ensure(ctx, name, progress)
+}
+
+func (h *busyHost) Refresh() error { return nil }
+
+// noPause has tries follow each other at once.
+func noPause(t *testing.T) {
 	before := renewPause
 	renewPause = 0
-	defer func() { renewPause = before }()
+	t.Cleanup(func() { renewPause = before })
+}
+
+func TestRenewal_PackageManagerBusy(t *testing.T) {
+	noPause(t)
 	for name, c := range map[string]struct {
 		host   busyHost
 		builds int
@@ -47,9 +63,10 @@ func TestRenewal_PackageManagerBusy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var said []string
-			renewOne(t.Context(), &c.host, "x", c.host.Ensure, func(name, state, message string) { said = append(said, name+" "+state+" "+message) })
-			if c.host.builds != c.builds || !slices.Equal(said, c.says) {
-				t.Errorf("%d builds and %q, want %d and %q", c.host.builds, said, c.builds, c.says)
+			r := renewer{store: &c.host, say: func(name, state, message string) { said = append(said, name+" "+state+" "+message) }}
+			r.add(renewalJob{name: "x", build: c.host.Ensure})
+			if err := r.work(t.Context(), nil); err != nil || c.host.builds != c.builds || !slices.Equal(said, c.says) {
+				t.Errorf("%v; %d builds and %q, want %d and %q", err, c.host.builds, said, c.builds, c.says)
 			}
 		})
 	}
@@ -57,9 +74,75 @@ func TestRenewal_PackageManagerBusy(t *testing.T) {
 		renewPause = 1 << 62
 		ctx, cancel := context.WithCancel(t.Context())
 		host := busyHost{busyFor: 1000, met: cancel}
-		renewOne(ctx, &host, "x", host.Ensure, func(_, state, _ string) { t.Errorf("it said %s", state) })
-		if host.builds != 1 {
-			t.Errorf("%d builds", host.builds)
+		r := renewer{store: &host, say: func(_, state, _ string) { t.Errorf("it said %s", state) }}
+		r.add(renewalJob{name: "x", build: host.Ensure})
+		if err := r.work(ctx, nil); err == nil || host.builds != 1 {
+			t.Errorf("%v; %d builds", err, host.builds)
 		}
 	})
+}
+
+// TestRenewal_DamagedFirst has a template that is outdated wait for the host's package manager
+// while others are damaged: no sandbox starts from these.
+func TestRenewal_DamagedFirst(t *testing.T) {
+	noPause(t)
+	var said []string
+	r := renewer{store: &busyHost{}, rebuilt: map[string]time.Time{}}
+	r.say = func(name, state, _ string) { said = append(said, name+" "+state) }
+	orders := make(chan string, 2)
+	tries := map[string]int{}
+	build := func(_ context.Context, name string, _ func(template.Progress)) (*template.Template, error) {
+		tries[name]++
+		said = append(said, name)
+		if name == "outdated" && tries[name] == 1 {
+			orders <- "ordered" // the server finds one that does not work
+			orders <- "ordered"
+			close(orders)
+		}
+		if name != "whole" && tries[name] < 3 {
+			return nil, template.ErrDpkgBusy
+		}
+		return &template.Template{Digest: "new"}, nil
+	}
+	r.add(renewalJob{name: "outdated", build: build})
+	r.add(renewalJob{name: "damaged", damaged: true, build: build})
+	r.add(renewalJob{name: "whole", damaged: true, build: build})
+	if err := r.work(t.Context(), orders); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"damaged", "whole", "whole built", "damaged", "damaged", "damaged built",
+		"outdated", "ordered built", "outdated", "outdated", "outdated built",
+	}
+	if !slices.Equal(said, want) {
+		t.Errorf("the builds are %q, want %q", said, want)
+	}
+}
+
+// TestRenewal_OrdersThatWait has the server want more templates built than may wait.
+func TestRenewal_OrdersThatWait(t *testing.T) {
+	said := map[string]string{}
+	say := func(name, state, message string) { said[name] = state + " " + message }
+	var lines strings.Builder
+	for i := range maxOrders + 1 {
+		fmt.Fprintf(&lines, "%s%d\n", renewRebuild, i)
+	}
+	last, want := strconv.Itoa(maxOrders), map[string]string{}
+	want[last] = renewFailed + " " + tooManyOrders
+
+	ended := make(chan struct{})
+	orders := readOrders(strings.NewReader(lines.String()), func() { close(ended) }, say)
+	<-ended
+	if !maps.Equal(said, want) || len(orders) != maxOrders {
+		t.Errorf("%d orders wait to be read, and the server is told %q, want %q", len(orders), said, want)
+	}
+
+	clear(said)
+	r := renewer{store: &busyHost{}, say: say, rebuilt: map[string]time.Time{}}
+	for i := range maxOrders + 1 {
+		r.order(strconv.Itoa(i))
+	}
+	if !maps.Equal(said, want) || len(r.queue) != maxOrders {
+		t.Errorf("%d orders wait to be built, and the server is told %q, want %q", len(r.queue), said, want)
+	}
 }

@@ -1,14 +1,13 @@
 package app_test
 
 import (
-	"bytes"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/covehq/cove/internal/app"
@@ -58,35 +57,49 @@ func TestRenewal_DamagedTemplates(t *testing.T) {
 		}
 		return found[0]
 	}
-	renew := func(orders ...string) (said []string) {
+	// renew has the server tell the child something after some of its lines.
+	renew := func(orders map[string]string) (said []string) {
 		t.Helper()
-		var out bytes.Buffer
-		orders = append(orders, "finish\n")
-		if err := app.RenewMain([]string{dir, "prepared"}, strings.NewReader(strings.Join(orders, "\n")), &out); err != nil {
-			t.Fatal(err)
-		}
-		for lines := json.NewDecoder(&out); ; {
+		stdin, server := io.Pipe()
+		child, stdout := io.Pipe()
+		ended := make(chan error, 1)
+		go func() {
+			err := app.RenewMain([]string{dir, "prepared"}, stdin, stdout)
+			ended <- errors.Join(err, stdout.Close())
+		}()
+		for lines := json.NewDecoder(child); ; {
 			var line struct{ Template, State string }
 			if err := lines.Decode(&line); err == io.EOF {
-				return said
+				break
 			} else if err != nil {
 				t.Fatal(err)
 			}
-			said = append(said, line.Template+" "+line.State)
+			heard := line.Template + " " + line.State
+			said = append(said, heard)
+			if order := orders[heard]; order != "" {
+				if _, err := io.WriteString(server, order); err != nil {
+					t.Fatal(err)
+				}
+			}
 		}
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		return said
 	}
-	if got, want := renew(), []string{" checked", "prepared current"}; !slices.Equal(got, want) {
+	finish := map[string]string{" checked": "finish\n"}
+	if got, want := renew(finish), []string{" checked", "prepared current"}; !slices.Equal(got, want) {
 		t.Errorf("with nothing damaged: %q, want %q", got, want)
 	}
 	for damaged, want := range map[string][]string{
-		"apart": {" checked", "apart damaged", "prepared current", "apart building", "apart built"},
+		"apart": {" checked", "apart damaged", "apart building", "apart built", "prepared current"},
 		// They share a layer, so both get another digest.
 		"prepared": {"prepared damaged", " checked", "above damaged", "prepared building", "prepared built", "above built"},
 	} {
 		if err := os.Remove(fileOf(damaged)); err != nil {
 			t.Fatal(err)
 		}
-		if got := renew(); !slices.Equal(got, want) {
+		if got := renew(finish); !slices.Equal(got, want) {
 			t.Errorf("%s is damaged: %q, want %q", damaged, got, want)
 		}
 		if text, err := os.ReadFile(fileOf(damaged)); err != nil || string(text) != "whole" {
@@ -100,7 +113,14 @@ func TestRenewal_DamagedTemplates(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{" checked", "prepared current", "apart building", "apart built", "prepared building", "prepared built", "apart failed", "nowhere failed"}
-	if got := renew("rebuild apart", "rebuild prepared", "rebuild apart", "rebuild nowhere"); !slices.Equal(got, want) {
+	orders := map[string]string{
+		"prepared current": "rebuild apart\n",
+		"apart built":      "rebuild prepared\n",
+		"prepared built":   "rebuild apart\n",
+		"apart failed":     "rebuild nowhere\n",
+		"nowhere failed":   "finish\n",
+	}
+	if got := renew(orders); !slices.Equal(got, want) {
 		t.Errorf("the server wants templates built again: %q, want %q", got, want)
 	}
 	if text, err := os.ReadFile(fileOf("apart")); err != nil || string(text) != "whole" {
