@@ -59,9 +59,9 @@ const (
 	renewDamaged  = "damaged"  // a layer is not as it was built: no sandbox starts from it
 	renewChecked  = "checked"  // the templates that the server prepares were looked at; it names none
 	renewCurrent  = "current"  // it is up to date
-	renewBuilding = "building" // the earlier one serves meanwhile
+	renewBuilding = "building" // the earlier one serves until then, unless it is damaged
 	renewBuilt    = "built"    // the new one serves from now on
-	renewFailed   = "failed"   // the earlier one goes on to serve
+	renewFailed   = "failed"   // the earlier one goes on to serve, unless it is damaged
 )
 
 // What the server tells the child, a line each.
@@ -202,7 +202,8 @@ func (s *Server) renewTemplates(t builtTemplates, names []string) error {
 	cmd := exec.Command("/proc/self/exe", append([]string{renewCommand, t.Dir()}, names...)...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C is for the server, which tells the child
 	r := &renewal{
-		cmd: cmd, checked: make(chan struct{}), built: make(chan string, len(names)), done: make(chan struct{}), state: t.state, log: s.log,
+		cmd: cmd, checked: make(chan struct{}), built: make(chan string, len(names)+maxOrders), done: make(chan struct{}),
+		state: t.state, log: s.log,
 	}
 	var err error
 	if r.stdin, err = cmd.StdinPipe(); err != nil {
@@ -298,6 +299,9 @@ func (r *renewal) follow() {
 		case renewDamaged:
 			r.log.Error("a template is not as it was built; it is built again, and no sandbox starts from it until then", "template", line.Template, "damage", line.Message)
 		case renewBuilding:
+			if r.state.usable(line.Template) != nil {
+				continue // that it is built again was logged with its damage
+			}
 			r.log.Info("the host or the definition of a template has changed; it is built again while the earlier one serves", "template", line.Template)
 		case renewFailed:
 			if r.state.usable(line.Template) != nil {
@@ -310,7 +314,7 @@ func (r *renewal) follow() {
 			r.log.Info("sandboxes start from the template that was built again", "template", line.Template, "digest", line.Message)
 			select {
 			case r.built <- line.Template:
-			default: // more lines than templates
+			default: // the server is behind with the earlier names: the first create waits for a zygote
 			}
 		}
 	}

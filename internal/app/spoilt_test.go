@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -152,3 +153,26 @@ func TestRenewal_BuiltAgainDoesNotWork(t *testing.T) {
 type orderPipe struct{ bytes.Buffer }
 
 func (*orderPipe) Close() error { return nil }
+
+// TestRenewal_LogOfABuild has the child build a template that is damaged, and one that is outdated.
+func TestRenewal_LogOfABuild(t *testing.T) {
+	for _, c := range []struct {
+		name, lines string
+		serves      bool
+	}{
+		{"outdated", `{"template":"x","state":"building"}`, true},
+		{"damaged", `{"template":"x","state":"damaged"}` + "\n" + `{"template":"x","state":"building"}`, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var log bytes.Buffer
+			r := &renewal{
+				lines: io.NopCloser(strings.NewReader(c.lines)), checked: make(chan struct{}), built: make(chan string), done: make(chan struct{}),
+				state: &templateState{}, log: slog.New(slog.NewTextHandler(&log, nil)),
+			}
+			r.follow()
+			if serves := strings.Contains(log.String(), "the earlier one serves"); serves != c.serves {
+				t.Errorf("the log says that the earlier one serves: %v, want %v: %s", serves, c.serves, &log)
+			}
+		})
+	}
+}
