@@ -80,6 +80,9 @@ type templateState struct {
 func (s *templateState) hear(r renewed) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if r.State == renewCurrent && s.damaged[r.Template] != "" {
+		return // the server found it damaged, and the digest is the same: its build is still to come
+	}
 	s.set(r.Template, r.State)
 	switch r.State {
 	case renewDamaged:

@@ -176,3 +176,18 @@ func TestRenewal_LogOfABuild(t *testing.T) {
 		})
 	}
 }
+
+// TestRenewal_CurrentIsNoRepair has the child find a template up to date that the server has just
+// found not to work.
+func TestRenewal_CurrentIsNoRepair(t *testing.T) {
+	var s templateState
+	s.damage("x", "old")
+	s.hear(renewed{"x", renewCurrent, ""})
+	if s.usable("x") == nil {
+		t.Error("sandboxes start from a template that does not work")
+	}
+	s.hear(renewed{"x", renewBuilt, "new"})
+	if err := s.usable("x"); err != nil {
+		t.Errorf("after it was built: %v", err)
+	}
+}
