@@ -70,8 +70,9 @@ func TestPostgres_HangsAndIsUnavailable(t *testing.T) {
 // TestPostgres_HangsAtChanges is a database that answers reads while no change comes to an end.
 func TestPostgres_HangsAtChanges(t *testing.T) {
 	s := openPostgres(t, pgtest.URL(t))
-	s.SetLimits(15*time.Second, 5*time.Second) // ten times what they are: a busy machine is late with a read
-	s.SetDoubt(5 * time.Second)
+	// A busy machine is late with a read. The lock below ends after 30 s, and a wait for it after 15 s.
+	s.SetLimits(5*time.Second, 3*time.Second)
+	s.SetDoubt(2 * time.Second)
 	held, err := s.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
