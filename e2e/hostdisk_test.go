@@ -58,6 +58,9 @@ func (k *keeper) check(round int) error {
 // TestHostDisk fills the disk of the server with the sandboxes of one tenant: no sandbox of the
 // other loses a byte.
 func TestHostDisk(t *testing.T) {
+	if testing.Short() {
+		t.Skip("filling a disk in every way takes minutes: make test-sdks does")
+	}
 	s := smallServer(t, 4<<30, "COVE_STORAGE_MAX_TENANT_SIZE=4GiB") // TestTenantDiskQuota has the quota
 	other, err := client.New(s.url, foreignKey(t, s))
 	if err != nil {
@@ -94,19 +97,11 @@ while True: os.write(f, b)"`},
 		{"holes first", "durable", "fallocate -l 1900M fill; dd if=/dev/zero of=fill bs=1M conv=notrunc"},
 	} {
 		t.Run(c.storage+", "+c.claim, func(t *testing.T) {
-			if testing.Short() && c.storage == "durable" {
-				t.Skip("the cases before it fill the disk too, in the ways that are hardest to stop")
-			}
 			fillAll(t, s, other, keepers, c.storage, c.line)
 		})
 	}
 	t.Run("volumes", func(t *testing.T) { fillVolumes(t, s, other, keepers) })
-	t.Run("many that write little", func(t *testing.T) {
-		if testing.Short() {
-			t.Skip("file systems that are new write much by themselves, which takes most of a minute")
-		}
-		fillSlowly(t, s, other, keepers)
-	})
+	t.Run("many that write little", func(t *testing.T) { fillSlowly(t, s, other, keepers) })
 }
 
 // fillByUploads has the server itself write for another tenant until it refuses: bodies that are larger than the disk, and
