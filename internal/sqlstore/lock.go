@@ -90,6 +90,8 @@ func (s *Store) whileFree(ctx context.Context, change func(context.Context) erro
 	switch {
 	case err == nil:
 		return nil
+	case free.Err() != nil && errors.Is(err, context.Cause(free)):
+		return err
 	case locked(err):
 		refusal := sqliteFault(err)
 		s.watchLock(refusal)

@@ -113,6 +113,7 @@ func (s *Store) writeAll(ctx context.Context, entries []sandbox.Entry, write fun
 	}
 	slices.SortStableFunc(events, func(a, b sandbox.LifecycleEvent) int { return strings.Compare(a.Tenant, b.Tenant) })
 	return s.inTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
+		ctx = s.brief(ctx)
 		for i, e := range entries {
 			if err := write(ctx, tx, e.Record, rows[i]); err != nil {
 				return err

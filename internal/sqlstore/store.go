@@ -98,10 +98,11 @@ func wait(ctx context.Context, n int) error {
 }
 
 func (s *Store) once(ctx context.Context, do func(context.Context, *sql.Tx) error) error {
-	tx, err := s.w.BeginTx(ctx, nil)
+	tx, release, err := s.begin(ctx)
 	if err != nil {
 		return err
 	}
+	defer release()
 	defer func() { _ = tx.Rollback() }() // says only that the commit came first
 	if err := do(ctx, tx); err != nil {
 		return err
@@ -116,6 +117,35 @@ func (s *Store) once(ctx context.Context, do func(context.Context, *sql.Tx) erro
 		}
 	}
 	return nil
+}
+
+// begin waits for a connection and starts a transaction; release gives the connection back.
+//
+// A caller of SQLite can leave while it waits for the one writer. What comes then takes microseconds, or
+// lockLimit at most.
+func (s *Store) begin(ctx context.Context) (tx *sql.Tx, release func(), err error) {
+	if s.lock == nil { // Postgres
+		tx, err = s.w.BeginTx(ctx, nil)
+		return tx, func() {}, err
+	}
+	conn, err := s.w.Conn(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	release = func() { conn.Close() }
+	if free, _ := s.lock.state(); free.Err() != nil { // found locked while this caller waited
+		release()
+		return nil, nil, context.Cause(free)
+	}
+	tx, err = conn.BeginTx(s.brief(ctx), nil)
+	if err == nil {
+		return tx, release, nil
+	}
+	if locked(err) {
+		s.watchLock(sqliteFault(err)) // before the next caller has the writer
+	}
+	release()
+	return nil, nil, err
 }
 
 // change is one statement in a transaction of its own; it tells how many rows it changed.
