@@ -15,7 +15,7 @@ import (
 
 const (
 	stalledReaders = 500
-	perReader      = 160 << 10 // bytes of the server's memory, with what its collector has not given back
+	perReader      = 128 << 10 // bytes of the server's memory, with what its collector has not given back
 )
 
 // TestStalledReaders_Memory measures the server's memory with readers that take nothing of an endless answer.

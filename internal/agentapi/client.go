@@ -306,7 +306,7 @@ func (c *Client) open(ctx context.Context, op Op, params any) (*link, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &link{ctx: ctx, conn: conn, buf: bufio.NewReaderSize(conn, 4<<10)}
+	l := &link{ctx: ctx, conn: conn, buf: bufio.NewReaderSize(conn, 1<<10)}
 	l.r = NewReader(l.buf)
 	l.stop = context.AfterFunc(ctx, func() { conn.Close() })
 	if err := WriteJSON(conn, FrameRequest, req); err != nil {
@@ -522,7 +522,8 @@ func (s *Stream) Events() iter.Seq2[Event, error] {
 		for {
 			e, err := s.link.event()
 			s.tell(&e)
-			if !yield(e, err) || err != nil || e.Type == EventEnd {
+			last := err != nil || e.Type == EventEnd // asked here, so that a slow reader does not hold the event twice
+			if !yield(e, err) || last {
 				return
 			}
 		}

@@ -158,9 +158,11 @@ func streamed[E any](a *API, c *call, events iter.Seq2[E, error], add func(b []b
 	buf := buffers.Get().(*[]byte)
 	defer func() { putBuffer(buf) }()
 	var enc encoder
+	var none E
 	for e, err := range events {
 		if err == nil {
 			*buf, err = add((*buf)[:0], &enc, &e)
+			e = none // its output is free while the client takes the line
 		}
 		if err != nil {
 			if out.begun {
