@@ -267,13 +267,30 @@ func ghost(value string) string {
 // volatileFields are what changes in A's view of its own things without anybody's doing.
 var volatileFields = regexp.MustCompile(`"(last_?[uU]sed(At)?|deadline|cpu_ms|memory_bytes|peak_bytes|disk_bytes|used_bytes|pids|resourceVersion|url|url_expires|lastSpawnedAt|spawnCount|endAt|expiresAt|diskUsed|memUsed)": ?("[^"]*"|[0-9.e+-]+),?`)
 
-// state is all that a tenant can see of its things, without what changes by itself.
+// state is all that a tenant can see of its things, without what changes by itself. A sandbox that the
+// tenant has ended may still be stopping, so state waits until none is.
 func (w *world) state(p *tenant) map[string]string {
 	w.Helper()
-	out := map[string]string{}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
+		out, ending := w.stateNow(p)
+		if ending == "" {
+			return out
+		}
+		if time.Now().After(deadline) {
+			w.Fatalf("%s: a sandbox is still stopping: %s", p.name, ending)
+		}
+	}
+}
+
+// stateNow is state at this moment, with what shows that a sandbox is stopping.
+func (w *world) stateNow(p *tenant) (out map[string]string, ending string) {
+	w.Helper()
+	out = map[string]string{}
 	look := func(dialect, path string) string {
 		r := w.do(request{"GET", w.base(dialect), path, credentials(dialect), ""}, filler(w.T, p, nil))
-		if !r.ok() {
+		if r.status == http.StatusGone {
+			ending = path
+		} else if !r.ok() {
 			w.Fatalf("%s cannot look at its own things: GET %s: %v", p.name, path, r)
 		}
 		out[dialect+" "+path] = volatileFields.ReplaceAllString(r.body, "")
@@ -282,6 +299,9 @@ func (w *world) state(p *tenant) map[string]string {
 	var boxes client.SandboxList
 	decode(w.T, look("cove", "/cove/v1/sandboxes?state=starting&state=running&state=paused&state=stopping&limit=100"), &boxes)
 	for _, sb := range boxes.Sandboxes {
+		if sb.State == "stopping" {
+			ending = sb.ID
+		}
 		if sb.State == "running" {
 			at := "/cove/v1/sandboxes/" + sb.ID
 			look("cove", at+"/processes")
@@ -309,7 +329,7 @@ func (w *world) state(p *tenant) map[string]string {
 	}
 	keys := w.do(request{"GET", w.server.URL, "/cove/v1/keys?tenant=" + p.name, map[string]string{"Authorization": "Bearer " + w.admin}, ""}, nil)
 	out["keys"] = volatileFields.ReplaceAllString(keys.body, "")
-	return out
+	return out, ending
 }
 
 // living are the sandboxes of a tenant.
