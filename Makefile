@@ -11,7 +11,7 @@ SHELL_C := $(MAKER)/shell/shell.c $(MAKER)/shell/syscalls.h
 SHIM    := kernel/native/shim-$(GOARCH).so
 
 .DEFAULT_GOAL := build
-.PHONY: acceptance prerequisites build run test test-all test-sdks test-isolation test-chaos test-tenants test-e2b test-opensandbox test-agentsandbox test-python test-programs test-openapi compat e2b-lock opensandbox-lock agentsandbox-lock python-lock programs-lock openapi-lock fuzz bench bench-quick bench-turns bench-smoke bench-plot bench-e2b bench-opensandbox bench-artifacts bench-datasets bench-langgraph bench-kubernetes simulate-kubernetes docs lint clean programs image image-files manifests test-chart cluster-up cluster-down test-cluster FORCE
+.PHONY: acceptance prerequisites build run test test-all test-slow test-isolation test-chaos test-tenants test-e2b test-opensandbox test-agentsandbox test-python test-programs test-openapi compat e2b-lock opensandbox-lock agentsandbox-lock python-lock programs-lock openapi-lock fuzz bench bench-quick bench-turns bench-smoke bench-plot bench-e2b bench-opensandbox bench-artifacts bench-datasets bench-langgraph bench-kubernetes simulate-kubernetes docs lint clean programs image image-files manifests test-chart cluster-up cluster-down test-cluster FORCE
 
 build: bin/cove bin/cove-agent
 
@@ -56,11 +56,9 @@ test: prerequisites build
 	$(GO) test -short -timeout 60m ./...
 
 # What `make test` leaves out because it takes minutes: the published SDKs whole, a full disk below
-# durable storage, the memory of stalled readers, and the builds of templates.
-test-sdks: programs
-	$(GO) test -count=1 -timeout 60m -run '$(SDK_SUITES)' ./e2e
-	$(GO) test -count=1 -timeout 60m ./internal/template
-SDK_SUITES := ^Test(E2B|E2BByName|E2BLargeFiles|OpenSandbox|OpenSandboxS.*|AgentSandbox|Python|PythonDeepagents06|StalledReaders_Memory|HostDisk|OpenAPI)$$
+# durable storage, the memory of stalled readers, the builds of templates, the largest forks and snapshots.
+test-slow: programs
+	$(GO) test -count=1 -timeout 60m -run "$$(test/slow/names pattern)" $$(test/slow/names packages)
 
 # Both and more: the race detector, a thousand create/run/kill cycles, a gigabyte of output. The faults of running servers and
 # the two tenants come last, each on its own: they measure how long requests take.

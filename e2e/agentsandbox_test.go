@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/covehq/cove/client"
+	"github.com/covehq/cove/test/slow"
 )
 
 // The published clients of agent-sandbox against a server that is no cluster: three generations of k8s-agent-sandbox, straight
@@ -16,7 +17,7 @@ import (
 // pin everything with hashes.
 
 func TestAgentSandbox(t *testing.T) {
-	sdkSuite(t)
+	slow.Test(t)
 	t.Parallel() // it has a server of its own
 	packages, err := agentSandboxPackages()
 	if err != nil {

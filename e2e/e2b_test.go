@@ -13,13 +13,14 @@ import (
 	"testing"
 
 	"github.com/covehq/cove/client"
+	"github.com/covehq/cove/test/slow"
 )
 
 // The published E2B packages against a server: the tests are in e2b/python and e2b/js, their lock files pin everything
 // with hashes, Node.js included, so that a machine needs no more than Python and a package index.
 
 func TestE2B(t *testing.T) {
-	sdkSuite(t)
+	slow.Test(t)
 	tools := e2bPackages(t)
 	registry := startRegistry(t)
 	s := newServer(t)
@@ -54,7 +55,7 @@ func TestE2B(t *testing.T) {
 }
 
 func TestE2BByName(t *testing.T) {
-	sdkSuite(t)
+	slow.Test(t)
 	tools := e2bPackages(t)
 	s := newServer(t, "COVE_TLS_DOMAIN=cove.test")
 	names := startNames(t, "cove.test")

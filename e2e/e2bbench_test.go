@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"github.com/covehq/cove/test/slow"
 )
 
 // TestE2BBench is a benchmark of many minutes: `make bench-e2b` asks for it.
@@ -33,7 +35,7 @@ func TestE2BBench(t *testing.T) {
 
 // TestE2BLargeFiles holds the server to its memory while a hundred megabytes go up and come down.
 func TestE2BLargeFiles(t *testing.T) {
-	sdkSuite(t)
+	slow.Test(t)
 	tools := e2bPackages(t)
 	s := newServer(t)
 	env := s.e2b()

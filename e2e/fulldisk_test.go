@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/covehq/cove/client"
+	"github.com/covehq/cove/test/slow"
 )
 
 // smallServer has its data directory on a file system of its own.
@@ -86,6 +87,7 @@ func (s *server) fill(t *testing.T, leave int64) (free func()) {
 
 // TestForkOnAFullDisk: the caller hears that it is the server's disk, the sandbox goes on, and nothing is left.
 func TestForkOnAFullDisk(t *testing.T) {
+	slow.Test(t)
 	s := smallServer(t, 4<<30) // sparse: a sandbox may have 2 GiB, and a server wants room for one
 	l := &leaker{s: s, t: t}
 	parent := s.create(t, client.CreateRequest{})

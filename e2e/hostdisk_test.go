@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/covehq/cove/client"
+	"github.com/covehq/cove/test/slow"
 )
 
 // readBack reads a file past every cache of the sandbox and gives its digest.
@@ -58,9 +59,7 @@ func (k *keeper) check(round int) error {
 // TestHostDisk fills the disk of the server with the sandboxes of one tenant: no sandbox of the
 // other loses a byte.
 func TestHostDisk(t *testing.T) {
-	if testing.Short() {
-		t.Skip("filling a disk in every way takes minutes: make test-sdks does")
-	}
+	slow.Test(t)
 	s := smallServer(t, 4<<30, "COVE_STORAGE_MAX_TENANT_SIZE=4GiB") // TestTenantDiskQuota has the quota
 	other, err := client.New(s.url, foreignKey(t, s))
 	if err != nil {

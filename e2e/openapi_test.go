@@ -8,13 +8,14 @@ import (
 	"testing"
 
 	"github.com/covehq/cove/client"
+	"github.com/covehq/cove/test/slow"
 )
 
 // TestOpenAPI has schemathesis send what the OpenAPI document allows, and what it does not, to a server: nothing that is
 // allowed is refused, nothing else is taken, and each answer is as described. COVE_OPENAPI_SEED picks other requests,
 // COVE_OPENAPI_EXAMPLES more of them, COVE_OPENAPI_ARGS adds arguments.
 func TestOpenAPI(t *testing.T) {
-	sdkSuite(t)
+	slow.Test(t)
 	t.Parallel() // it has a server of its own
 	packages, err := venv("openapi", "openapi/requirements.lock")
 	if err != nil {

@@ -10,13 +10,14 @@ import (
 	"testing"
 
 	"github.com/covehq/cove/client"
+	"github.com/covehq/cove/test/slow"
 )
 
 // The published OpenSandbox packages against a server: the tests are in opensandbox/python and opensandbox/js, their lock
 // files pin everything with hashes. The packages of June run the same Python tests once more.
 
 func TestOpenSandbox(t *testing.T) {
-	sdkSuite(t)
+	slow.Test(t)
 	tools := openSandboxPackages(t)
 	w := newOpenSandboxWorld(t)
 	memory := rss(w.cmd.Process.Pid)

@@ -17,6 +17,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/covehq/cove/test/slow"
 )
 
 // aloneServer is a server as a person starts it, in a network of its own, where port 8080 is free whatever else this
@@ -115,7 +117,7 @@ sandbox.close()
 
 // What a newcomer does: start the server, copy the lines that it prints, run a program.
 func TestOpenSandboxS3_2_S2_58ServeWithoutArgumentsListensOn8080(t *testing.T) {
-	sdkSuite(t)
+	slow.Test(t)
 	a := serveAlone(t, nil, "serve")
 	if a.ended() {
 		t.Fatalf("the server ended:\n%s", a.said)
@@ -150,7 +152,7 @@ except SandboxApiException as e:
 }
 
 func TestOpenSandboxS3_53WithoutKeysOnlyWhenAskedTo(t *testing.T) {
-	sdkSuite(t)
+	slow.Test(t)
 	for claim, start := range map[string]struct {
 		env  []string
 		args []string
@@ -341,7 +343,7 @@ sandbox.close()
 
 // A registry that takes its time holds nobody's request for longer than a client waits: the sandbox is pending, and then it runs.
 func TestOpenSandboxS3_11ASlowImageIsPendingAndThenRuns(t *testing.T) {
-	sdkSuite(t)
+	slow.Test(t)
 	tools := openSandboxPackages(t)
 	r := startRegistry(t)
 	hold := make(chan struct{})
@@ -396,6 +398,7 @@ func startFront(t *testing.T, handler http.HandlerFunc) (host string) {
 
 // A full disk is told as what it is, leaves nothing half-made, and the same create works when there is room.
 func TestOpenSandboxOnAFullDisk(t *testing.T) {
+	slow.Test(t)
 	r := startRegistry(t)
 	s := smallServer(t, 4<<30)
 	t.Cleanup(func() { removeImages(t, s) })

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/covehq/cove/test/slow"
 )
 
 // The internet of a server that has a network of its own: two addresses that answer with their own name on port 80.
@@ -98,7 +100,7 @@ func answerWithName(t *testing.T, pid string) {
 
 // The rules of both dialects, as packets.
 func TestOpenSandboxS3_47_E2BS0_64RulesHoldForPackets(t *testing.T) {
-	sdkSuite(t)
+	slow.Test(t)
 	open, e2b := openSandboxPackages(t), e2bPackages(t)
 	a := serveAlone(t, nil, "serve")
 	if a.ended() {

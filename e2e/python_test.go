@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/covehq/cove/client"
+	"github.com/covehq/cove/test/slow"
 )
 
 // The Python package against a server: its own client, and the tools for LangChain, LangGraph and deepagents. The tests are
@@ -29,7 +30,7 @@ func deepAgentsCode(name, packages string) (string, error) {
 }
 
 func TestPython(t *testing.T) {
-	sdkSuite(t)
+	slow.Test(t)
 	t.Parallel() // each of these suites has a server of its own
 	packages, err := pythonPackages()
 	if err != nil {
@@ -54,7 +55,7 @@ func TestPython(t *testing.T) {
 
 // TestPythonDeepagents06 drives the backend with the version before, whose results have other types.
 func TestPythonDeepagents06(t *testing.T) {
-	sdkSuite(t)
+	slow.Test(t)
 	t.Parallel()
 	packages, err := venv("python-deepagents06", "../python/tests/deepagents06/requirements.lock")
 	if err != nil {

@@ -6,14 +6,6 @@ import (
 	"github.com/covehq/cove/client"
 )
 
-// sdkSuite leaves a suite of the published SDKs, which takes minutes, to `make test-sdks`. CI runs both.
-func sdkSuite(t *testing.T) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("make test-sdks runs it")
-	}
-}
-
 // TestQuickStart runs one file of every suite, so that `make test` meets each dialect with the SDK that people use.
 func TestQuickStart(t *testing.T) {
 	t.Run("e2b", func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/covehq/cove/client"
+	"github.com/covehq/cove/test/slow"
 )
 
 // The rows of the acceptance list that concern the core: their ids are in the tests' names, and docs/acceptance.md shows all of them.
@@ -30,6 +31,7 @@ func TestS0_10_ANewSandboxIsClean(t *testing.T) {
 }
 
 func TestNothingOutlivesItsCaller(t *testing.T) {
+	slow.Test(t)
 	s := sharedServer(t)
 	mark := map[string]string{"test": t.Name()}
 	living := func() (n int) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/covehq/cove/client"
+	"github.com/covehq/cove/test/slow"
 )
 
 const (
@@ -20,9 +21,7 @@ const (
 
 // TestStalledReaders_Memory measures the server's memory with readers that take nothing of an endless answer.
 func TestStalledReaders_Memory(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts 500 commands")
-	}
+	slow.Test(t)
 	s := newServer(t)
 	var ids []string
 	for range 5 { // a sandbox has 256 processes

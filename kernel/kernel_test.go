@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/covehq/cove/kernel"
+	"github.com/covehq/cove/test/slow"
 )
 
 // packages are what the tests of rich results and of preloading need.
@@ -29,6 +30,7 @@ func TestTheFilesAreThere(t *testing.T) {
 }
 
 func TestKernelWithoutIPython(t *testing.T) {
+	slow.Test(t)
 	t.Parallel()
 	claims(t, "test_kernel.py", "COVE_TEST_SHELL=plain", "COVE_TEST_PYTHON="+python3(t))
 }
@@ -81,6 +83,7 @@ func TestZygoteAsRootByShim(t *testing.T) {
 }
 
 func TestZygoteAsRootByPython(t *testing.T) {
+	slow.Test(t)
 	needRoot(t)
 	t.Parallel()
 	claims(t, "test_zygote.py", "COVE_TEST_WAY=python", "COVE_TEST_PYTHON="+richPython(t), "COVE_TEST_KERNEL_DIR="+built(t))

@@ -19,6 +19,7 @@ import (
 	"github.com/covehq/cove/internal/agent"
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/fault"
+	"github.com/covehq/cove/test/slow"
 )
 
 func python(t testing.TB) string {
@@ -304,6 +305,7 @@ func TestAdoptedKernel(t *testing.T) {
 }
 
 func TestHostileKernel(t *testing.T) {
+	slow.Test(t)
 	h := newHome(t, agentapi.Boot{ID: "a", Python: python(t), Kernel: absolute(t, "testdata/kernel.py")})
 	start := func(t *testing.T) {
 		t.Helper()
@@ -390,6 +392,7 @@ func TestHostileKernel(t *testing.T) {
 }
 
 func TestTimeout_KernelKept(t *testing.T) {
+	slow.Test(t)
 	h := newHome(t, agentapi.Boot{ID: "a", Python: python(t), Kernel: absolute(t, "testdata/kernel.py")})
 	for _, c := range []struct {
 		name, code string
@@ -547,6 +550,7 @@ func TestNothingIsLeftBehind(t *testing.T) {
 }
 
 func TestOneWhoJoinedAndDoesNotReadHoldsUpNobody(t *testing.T) {
+	slow.Test(t)
 	h := newHome(t, agentapi.Boot{ID: "a"})
 	const size = 4 << 20 // more than sockets hold
 	begin := filepath.Join(h.dir, "go")

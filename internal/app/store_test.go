@@ -15,6 +15,7 @@ import (
 	"github.com/covehq/cove/internal/app"
 	"github.com/covehq/cove/internal/config"
 	"github.com/covehq/cove/internal/sqlstore/pgtest"
+	"github.com/covehq/cove/test/slow"
 )
 
 // startPostgres is a Postgres for one test, which may end it earlier.
@@ -270,6 +271,7 @@ func TestDatabase_LockedByAnotherProcess(t *testing.T) {
 
 // TestDatabase_Hangs: what needs the database is refused soon, and a living sandbox stays usable.
 func TestDatabase_Hangs(t *testing.T) {
+	slow.Test(t)
 	_, dsn := startPostgres(t)
 	proxy := pgtest.NewProxy(t, string(dsn))
 	cfg := testConfig(t)

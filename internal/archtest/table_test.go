@@ -172,6 +172,7 @@ var table = []line{
 	{path: "test/cluster/pause", group: alone},
 	{path: "test/chaos", group: alone},   // faults of a running server; its tests use the built binary and the public client
 	{path: "test/tenants", group: alone}, // two tenants of one server; its tests use the built binary and the public client
+	{path: "test/slow", group: alone},    // which tests make test leaves out
 	{path: "test/testserver", group: alone, guests: []string{"github.com/google/nftables"}, // real servers for tests, and what they hold on the host
 		also: []string{"client", "internal/driver/native", "internal/template"}},
 }

@@ -27,6 +27,7 @@ import (
 	"github.com/covehq/cove/internal/sqlstore"
 	"github.com/covehq/cove/internal/template"
 	"github.com/covehq/cove/kernel"
+	"github.com/covehq/cove/test/slow"
 )
 
 var acme = auth.Principal{Tenant: "acme"}
@@ -463,6 +464,7 @@ func TestD8_S4_38_ALostSandboxIsToldAndNotReplaced(t *testing.T) {
 }
 
 func TestS4_39_AnIdleSessionIsReapedByItself(t *testing.T) {
+	slow.Test(t)
 	s := serve(t)
 	idle := session.Request{Spec: session.Spec{IdleTimeout: 15 * time.Second}} // a machine under load comes from open to run within that
 	s.open("used", idle)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/template"
+	"github.com/covehq/cove/test/slow"
 )
 
 func needRoot(t *testing.T) {
@@ -34,9 +35,6 @@ func needRoot(t *testing.T) {
 func shared(t *testing.T, name string) (*template.Store, *template.Template) {
 	t.Helper()
 	needRoot(t)
-	if testing.Short() {
-		t.Skip("installs packages")
-	}
 	cache := os.Getenv("COVE_TEST_CACHE")
 	if cache == "" {
 		dir, err := os.UserCacheDir()
@@ -86,6 +84,7 @@ func try(t *testing.T, built *template.Template, line string) string {
 }
 
 func TestBase(t *testing.T) {
+	slow.Test(t)
 	_, built := shared(t, "base")
 	if built.Trees[0].Target != "/" || !slices.ContainsFunc(built.Trees, func(tree template.Tree) bool { return tree.Target == "/usr" }) {
 		t.Errorf("trees are %+v", built.Trees)
@@ -119,6 +118,7 @@ func TestBase(t *testing.T) {
 }
 
 func TestPython(t *testing.T) {
+	slow.Test(t)
 	_, built := shared(t, "python")
 	if built.Limits.MemoryBytes != 1<<30 {
 		t.Errorf("memory is %d", built.Limits.MemoryBytes)
@@ -142,6 +142,7 @@ func TestPython(t *testing.T) {
 }
 
 func TestNothingOfTheHostsUsersIsInATemplate(t *testing.T) {
+	slow.Test(t)
 	_, built := shared(t, "python")
 	secrets := append(hostHashes(t), "PRIVATE KEY-----")
 	if id, err := os.ReadFile("/etc/machine-id"); err == nil && len(bytes.TrimSpace(id)) > 8 {
@@ -195,6 +196,7 @@ func TestNothingOfTheHostsUsersIsInATemplate(t *testing.T) {
 }
 
 func TestUnchangedInputsAreNotBuiltAgain(t *testing.T) {
+	slow.Test(t)
 	store, first := shared(t, "python")
 	second, told := ensure(t, store, "python")
 	if got := steps(told); len(got) > 0 {
@@ -213,10 +215,8 @@ func TestUnchangedInputsAreNotBuiltAgain(t *testing.T) {
 }
 
 func TestTheDistributionsPythonWorksToo(t *testing.T) {
+	slow.Test(t)
 	needRoot(t)
-	if testing.Short() {
-		t.Skip("installs packages")
-	}
 	if _, err := os.Stat("/usr/bin/python3"); err != nil {
 		t.Skip("no /usr/bin/python3")
 	}
@@ -649,6 +649,7 @@ func TestTemplateOfRootHasRootsHome(t *testing.T) {
 }
 
 func TestCodeInterpreterIsPythonOfRoots(t *testing.T) {
+	slow.Test(t)
 	store, built := shared(t, "code-interpreter")
 	python, err := store.Resolve(t.Context(), "python")
 	if err != nil {

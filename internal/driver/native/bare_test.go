@@ -5,11 +5,13 @@ import (
 	"time"
 
 	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/test/slow"
 )
 
 // TestAShellForBranchesHasNoDevice: the files come with the branch, and a disk that nobody ever uses would be taken away while
 // somebody waits.
 func TestAShellForBranchesHasNoDevice(t *testing.T) {
+	slow.Test(t)
 	const branches, pool = 2, 2
 	m := newMaker(t)
 	parent := m.start(t, func(r *sandbox.StartRequest) { r.Template = buildTemplate(t, "python") })

@@ -25,6 +25,7 @@ import (
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/test/slow"
 )
 
 // census counts everything of a maker that a fork can leave behind.
@@ -572,6 +573,7 @@ func (b *box) withHostileKernel(code string) {
 // TestIsolationHostileKernelCannotBeForkedWrongly has the kernel's own part played by code that means harm. Whatever it does,
 // whoever asked hears of it in time, and nothing stays behind but the parent.
 func TestIsolationHostileKernelCannotBeForkedWrongly(t *testing.T) {
+	slow.Test(t)
 	refusals := []fault.Kind{fault.Unavailable, fault.Denied, fault.Conflict, fault.Timeout, fault.Exhausted, fault.Gone}
 	before := takeCensus(t)
 	parent := start(t)
@@ -983,6 +985,7 @@ func (b *box) onlyItsOwn() {
 
 // TestIsolationStrangeAddressSpaces are large or cut into pieces, or map what cannot be opened again.
 func TestIsolationStrangeAddressSpaces(t *testing.T) {
+	slow.Test(t)
 	for _, c := range []struct {
 		claim, code, check, want string
 		kind                     fault.Kind
@@ -1108,6 +1111,7 @@ func anonymous(t *testing.T) int {
 
 // TestForkOfASandboxThatEnds stops a parent, or kills its kernel, at any moment of a fork.
 func TestForkOfASandboxThatEnds(t *testing.T) {
+	slow.Test(t)
 	before := takeCensus(t)
 	seed := uint64(time.Now().UnixNano())
 	random := rand.New(rand.NewPCG(seed, 0))

@@ -22,6 +22,7 @@ import (
 	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
+	"github.com/covehq/cove/test/slow"
 )
 
 type forkChange func(*sandbox.ForkRequest)
@@ -122,6 +123,7 @@ func TestForkCopiesVariablesAndFiles(t *testing.T) {
 
 // TestFork_BusySandbox forks a sandbox whose commands use up its little processor time: the copy waits seconds for its own.
 func TestFork_BusySandbox(t *testing.T) {
+	slow.Test(t)
 	parent := start(t)
 	parent.value("import subprocess; busy = [subprocess.Popen(['sh', '-c', 'while :; do :; done']) for _ in range(60)]")
 	little := template.Limits{CPUs: 0.1, MemoryBytes: 512 << 20, Pids: 128}
@@ -733,6 +735,7 @@ func TestForkLeavesTheRestOfASandboxBehind(t *testing.T) {
 
 // TestForkCopiesLargeMemory compares contents by hash, and then has both sides grow, shrink and give back what they share.
 func TestForkCopiesLargeMemory(t *testing.T) {
+	slow.Test(t)
 	big := func(r *sandbox.ForkRequest) {
 		for i := range r.Children {
 			r.Children[i].Limits.MemoryBytes = 2 << 30
@@ -1103,6 +1106,7 @@ func TestForkOfASandboxWithoutRoom(t *testing.T) {
 }
 
 func TestForkIntoTooLittleMemory(t *testing.T) {
+	slow.Test(t)
 	parent := start(t, limits(func(l *template.Limits) { l.MemoryBytes = 1 << 30 }))
 	for claim, heap := range map[string]string{
 		"large arrays":  "import numpy as np\nheap = np.random.default_rng(1).random(24 << 20)",
@@ -1139,6 +1143,7 @@ func TestForkIntoTooLittleMemory(t *testing.T) {
 }
 
 func TestForkIsRefused(t *testing.T) {
+	slow.Test(t)
 	before := takeCensus(t)
 	refused := func(b *box, kind fault.Kind, changes ...forkChange) {
 		t.Helper()
@@ -1202,6 +1207,7 @@ func TestForkIsRefused(t *testing.T) {
 // TestForkWhenTheZygoteHasEnded has what all kernels were forked from be killed. They go on, and cannot be forked; a kernel of
 // the next zygote can.
 func TestForkWhenTheZygoteHasEnded(t *testing.T) {
+	slow.Test(t)
 	m := newMaker(t)
 	b := m.start(t, func(r *sandbox.StartRequest) { r.Template = buildTemplate(t, "python") })
 	b.value("x = 1")
@@ -1337,6 +1343,7 @@ func TestForkedSharedMemoryIsOfThatMomentToo(t *testing.T) {
 
 // TestForksOfManyAtOnce has kernels of one zygote be forked at the same time.
 func TestForksOfManyAtOnce(t *testing.T) {
+	slow.Test(t)
 	before := takeCensus(t)
 	var parents []*box
 	for i := range 6 {

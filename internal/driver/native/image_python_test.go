@@ -11,6 +11,7 @@ import (
 	"github.com/covehq/cove/internal/agentapi"
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
+	"github.com/covehq/cove/test/slow"
 )
 
 // slim is what an image with Python and little else has: one of this host, its standard library and what they are linked with.
@@ -73,6 +74,7 @@ func pythons(t testing.TB) map[string]string {
 }
 
 func TestAPythonKernelRunsInAnImageThatHasPython(t *testing.T) {
+	slow.Test(t)
 	m := imageMaker(t)
 	for name, python := range pythons(t) {
 		t.Run(name, func(t *testing.T) {

@@ -31,6 +31,7 @@ import (
 	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
+	"github.com/covehq/cove/test/slow"
 )
 
 // imageMaker is a maker without any template: images need none.
@@ -374,6 +375,7 @@ func TestPlacesOfAnImage(t *testing.T) {
 }
 
 func TestAnImageOfManyLayers(t *testing.T) {
+	slow.Test(t)
 	m := imageMaker(t)
 	layers := [][]byte{busybox(t).bytes()}
 	for i := 1; i < template.MaxImageLayers; i++ {

@@ -21,6 +21,7 @@ import (
 	"github.com/covehq/cove/internal/fault"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
+	"github.com/covehq/cove/test/slow"
 )
 
 func mounts(all ...sandbox.Mount) change { return func(r *sandbox.StartRequest) { r.Mounts = all } }
@@ -122,6 +123,7 @@ func TestHostPathIsSeenReadOnly(t *testing.T) {
 }
 
 func TestHostPathIsWrittenToByItsOwnerOnly(t *testing.T) {
+	slow.Test(t)
 	m := newMaker(t)
 	dir := hostDir(t, alice)
 	must(t, os.WriteFile(dir+"/hers", []byte("a"), 0o600), os.Chown(dir+"/hers", alice, alice), os.WriteFile(dir+"/roots", []byte("r"), 0o666), os.Chmod(dir+"/roots", 0o666))
@@ -513,6 +515,7 @@ func (m *ownMaker) deepTemplate(t *testing.T, n int) *template.Template {
 }
 
 func TestTemplateOfManyLayers(t *testing.T) {
+	slow.Test(t)
 	m := newMaker(t)
 	dir := hostDir(t, 0)
 	m.allow(t, dir)

@@ -23,6 +23,7 @@ import (
 	"github.com/covehq/cove/internal/policy"
 	"github.com/covehq/cove/internal/sandbox"
 	"github.com/covehq/cove/internal/template"
+	"github.com/covehq/cove/test/slow"
 )
 
 func from(t *template.Template) change { return func(r *sandbox.StartRequest) { r.Template = t } }
@@ -201,6 +202,7 @@ func (m *ownMaker) images(t *testing.T) []string {
 }
 
 func TestSnapshotOutlivesItsMaker(t *testing.T) {
+	slow.Test(t)
 	m := newMaker(t)
 	b := m.start(t)
 	b.root("echo one > /home/user/file")
@@ -264,6 +266,7 @@ python3 /root/writer.py >/dev/null 2>&1 </dev/null & sleep 0.2`)
 }
 
 func TestSnapshotWithAZygote(t *testing.T) {
+	slow.Test(t)
 	m := newMaker(t)
 	python := from(buildTemplate(t, "python"))
 	b := m.start(t, python)
@@ -329,6 +332,7 @@ import os; os.fsync(f.fileno()); os.sync()`)
 
 // TestSnapshotLeavesNothing counts what the maker and the host hold before and after.
 func TestSnapshotLeavesNothing(t *testing.T) {
+	slow.Test(t)
 	m := newMaker(t)
 	cycle := func(i int) {
 		b := m.start(t)
@@ -356,6 +360,7 @@ func TestSnapshotLeavesNothing(t *testing.T) {
 }
 
 func TestSnapshotOfASandboxThatEnds(t *testing.T) {
+	slow.Test(t)
 	m := newMaker(t)
 	var before held
 	for i := range 12 {
@@ -638,6 +643,7 @@ func (m *ownMaker) branch(t *testing.T, parent *box) *box {
 
 // TestBranchesOfALargeLayer share it, below disks of their own; what they do not share they may stack.
 func TestBranchesOfALargeLayer(t *testing.T) {
+	slow.Test(t)
 	m := newMaker(t)
 	parent := m.start(t, from(buildTemplate(t, "python")))
 	parent.root(change1 + "\nhead -c 60000000 /dev/urandom > /home/user/large")
@@ -680,6 +686,7 @@ func TestBranchesOfALargeLayer(t *testing.T) {
 
 // TestTooManyLayers ends a line of branches with a sentence, and with nothing half made.
 func TestTooManyLayers(t *testing.T) {
+	slow.Test(t)
 	m := newMaker(t)
 	b := m.start(t)
 	var names []string
@@ -708,6 +715,7 @@ func TestTooManyLayers(t *testing.T) {
 // TestSnapshotOfLinks has links in the places where something is mounted when a sandbox starts. A sandbox cannot put most of
 // them there itself: so root writes them into the image. None is followed out of the new root.
 func TestSnapshotOfLinks(t *testing.T) {
+	slow.Test(t)
 	outside, err := os.MkdirTemp("", "cove-outside")
 	if err != nil {
 		t.Fatal(err)
@@ -812,6 +820,7 @@ func plant(t *testing.T, image string, links map[string]string) {
 
 // TestForkOfASnapshotOfLinks: /sys is where a pooled shell's new files are put together, and a sandbox's root can replace it.
 func TestForkOfASnapshotOfLinks(t *testing.T) {
+	slow.Test(t)
 	m := newMaker(t)
 	first := m.start(t, from(buildTemplate(t, "python")))
 	first.root("rmdir /sys && ln -s /etc /sys && echo mine > /home/user/kept")

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/covehq/cove/internal/dialect/agentsandbox/runtime"
+	"github.com/covehq/cove/test/slow"
 )
 
 func TestExecute(t *testing.T) {
@@ -137,6 +138,7 @@ func TestExecuteTimeout(t *testing.T) {
 
 // TestReplay is about clients that send a request again because they have not heard of it.
 func TestReplay(t *testing.T) {
+	slow.Test(t)
 	leave := func(w *world, body string, after func() bool, headers ...string) {
 		w.t.Helper()
 		ctx, cancel := context.WithCancel(w.t.Context())
