@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/covehq/cove/client"
+	"github.com/covehq/cove/test/slow"
 )
 
 // conversation is a session of a test; what a test does not expect to fail is fatal.
@@ -241,6 +242,7 @@ func TestS4_38_D8_ALostSandboxIsToldAndReplacedOnlyWhenAsked(t *testing.T) {
 }
 
 func TestS4_39_AnIdleSessionIsReaped(t *testing.T) {
+	slow.Test(t)
 	s := sharedServer(t)
 	c := s.converse(t, "idle", client.SessionRequest{IdleTimeoutSeconds: 15}) // the cell begins within that
 	c.value("x = 1")

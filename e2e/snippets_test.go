@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/covehq/cove/client"
+	"github.com/covehq/cove/test/slow"
 )
 
 // snippet runs code, whatever it says.
@@ -157,6 +158,7 @@ func (s *server) noSnippets(t *testing.T) {
 }
 
 func TestSnippetsAreLimited(t *testing.T) {
+	slow.Test(t)
 	s := sharedServer(t)
 	t.Run("S2.17 S2.19 memory, for each", func(t *testing.T) {
 		const code = "x = bytearray(200 << 20); print(len(x))"
