@@ -492,7 +492,7 @@ func renewMain(args []string, stdin io.Reader, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	r := renewer{store: store, checker: store.Checker(), say: say, rebuilt: map[string]time.Time{}}
+	r := renewer{store: store, checker: store.Checker(), say: say, rebuilt: map[string]rebuilds{}}
 	names := args[1:]
 	bad := map[string]bool{}
 	for _, name := range names {
@@ -563,8 +563,8 @@ type renewer struct {
 	store   renewalStore
 	checker *template.Checker
 	say     sayFunc
-	queue   []*renewalJob        // by urgency
-	rebuilt map[string]time.Time // by template: when it was last built because the server wanted it
+	queue   []*renewalJob       // by urgency
+	rebuilt map[string]rebuilds // by template: what was built because the server wanted it
 }
 
 // sayFunc tells the server the state of a template.
@@ -603,9 +603,40 @@ func (r *renewer) check(ctx context.Context, name string) (damaged bool) {
 	return len(found) > 0 || err != nil
 }
 
-// rebuildRest is how often the server may have one template built again: a server that was taken
-// over must not fill the disk.
-const rebuildRest = 10 * time.Minute
+// How long a template rests after the server had it built, before the server may again. The rest
+// doubles each time, up to rebuildRestMax: a server that was taken over must not fill the disk, and a
+// template that is damaged again and again is not repaired by building it. A template that was whole
+// for two of the longest rests begins anew.
+const (
+	rebuildRest    = 10 * time.Minute
+	rebuildRestMax = 24 * time.Hour
+)
+
+// rebuilds are the builds of one template that the server wanted.
+type rebuilds struct {
+	times int
+	last  time.Time
+}
+
+// rest is how much longer the template rests.
+func (b rebuilds) rest(now time.Time) time.Duration {
+	if b.times == 0 {
+		return 0
+	}
+	all := rebuildRestMax
+	if doubled := b.times - 1; doubled < 8 { // 2^8 times rebuildRest is more than the longest rest
+		all = min(rebuildRest<<doubled, rebuildRestMax)
+	}
+	return max(0, all-now.Sub(b.last))
+}
+
+// and is b with one build more.
+func (b rebuilds) and(now time.Time) rebuilds {
+	if now.Sub(b.last) > 2*rebuildRestMax {
+		b.times = 0
+	}
+	return rebuilds{b.times + 1, now}
+}
 
 // work builds what waits, and what the server orders until it ends.
 func (r *renewer) work(ctx context.Context, orders <-chan string) error {
@@ -653,10 +684,10 @@ func (r *renewer) order(name string) {
 			waiting++
 		}
 	}
-	last, ok := r.rebuilt[name]
+	rest := r.rebuilt[name].rest(time.Now())
 	switch {
-	case ok && time.Since(last) < rebuildRest:
-		r.say(name, renewFailed, fmt.Sprintf("it was built again less than %v ago", rebuildRest))
+	case rest > 0:
+		r.say(name, renewFailed, fmt.Sprintf("it was built again and is damaged again: it is not built for another %v", rest.Round(time.Second)))
 	case waiting == maxOrders:
 		r.say(name, renewFailed, tooManyOrders)
 	default: // Rebuild does what Ensure and Repair do
@@ -667,7 +698,7 @@ func (r *renewer) order(name string) {
 
 // rebuild builds a template again for the server.
 func (r *renewer) rebuild(ctx context.Context, name string, progress func(template.Progress)) (*template.Template, error) {
-	r.rebuilt[name] = time.Now()
+	r.rebuilt[name] = r.rebuilt[name].and(time.Now())
 	if err := r.store.Refresh(); err != nil { // definitions may have changed since
 		return nil, err
 	}

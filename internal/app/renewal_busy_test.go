@@ -87,7 +87,7 @@ func TestRenewal_PackageManagerBusy(t *testing.T) {
 func TestRenewal_DamagedFirst(t *testing.T) {
 	noPause(t)
 	var said []string
-	r := renewer{store: &busyHost{}, rebuilt: map[string]time.Time{}}
+	r := renewer{store: &busyHost{}, rebuilt: map[string]rebuilds{}}
 	r.say = func(name, state, _ string) { said = append(said, name+" "+state) }
 	orders := make(chan string, 2)
 	tries := map[string]int{}
@@ -138,11 +138,35 @@ func TestRenewal_OrdersThatWait(t *testing.T) {
 	}
 
 	clear(said)
-	r := renewer{store: &busyHost{}, say: say, rebuilt: map[string]time.Time{}}
+	r := renewer{store: &busyHost{}, say: say, rebuilt: map[string]rebuilds{}}
 	for i := range maxOrders + 1 {
 		r.order(strconv.Itoa(i))
 	}
 	if !maps.Equal(said, want) || len(r.queue) != maxOrders {
 		t.Errorf("%d orders wait to be built, and the server is told %q, want %q", len(r.queue), said, want)
+	}
+}
+
+// TestRebuilds_Rest has a template damaged again as soon as it may be built.
+func TestRebuilds_Rest(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	var b rebuilds
+	if rest := b.rest(now); rest != 0 {
+		t.Errorf("a template that was never built rests for %v", rest)
+	}
+	begin, builds := now, 0
+	for ; now.Sub(begin) < 30*24*time.Hour; now = now.Add(b.rest(now)) {
+		b = b.and(now)
+		builds++
+		if rest := b.rest(now.Add(-time.Second)); rest <= 0 || rest > rebuildRestMax+time.Second {
+			t.Fatalf("after build %d it rests for %v", builds, rest)
+		}
+	}
+	if builds < 30 || builds > 40 {
+		t.Errorf("%d builds in thirty days, want one a day and a few more", builds)
+	}
+	b = b.and(now.Add(3 * rebuildRestMax))
+	if rest := b.rest(b.last); rest != rebuildRest {
+		t.Errorf("a template that was whole for days rests for %v, want %v", rest, rebuildRest)
 	}
 }
