@@ -50,10 +50,10 @@ prerequisites:
 	@test/prerequisites
 
 # Every part of the product with real sandboxes, and a first look with each SDK. The first run also builds the templates
-# that the tests share. Most packages wait more than they compute, so one more runs at a time than there are processors.
+# that the tests share.
 test: prerequisites build
 	$(GO) vet ./...
-	$(GO) test -short -timeout 60m -p $$(($$(nproc) + 1)) ./...
+	$(GO) test -short -timeout 60m ./...
 
 # What `make test` leaves out because it takes minutes: the published SDKs whole, a full disk below
 # durable storage, the memory of stalled readers, the builds of templates, the largest forks and snapshots.
