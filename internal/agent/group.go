@@ -24,6 +24,7 @@ func newGroup() (group int, done func(), err error) {
 		return 0, nil, syscall.Errno(-pid)
 	}
 	done = func() {
+		_ = syscall.Kill(pid, syscall.SIGKILL) // root of the sandbox may have stopped it: it would never end
 		_, _ = retry(func() (int, error) { return syscall.Wait4(pid, nil, waitClone, nil) })
 	}
 	if err := syscall.Setpgid(pid, 0); err != nil {

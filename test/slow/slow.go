@@ -1,5 +1,5 @@
-// Package slow marks tests that take many seconds, so that `make test` is over within ten minutes on two
-// processors. `make test-slow` runs what is marked.
+// Package slow marks tests that take many seconds. `make test` leaves them out, and `make test-slow` runs
+// them.
 package slow
 
 import "testing"

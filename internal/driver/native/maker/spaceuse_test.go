@@ -2,8 +2,8 @@ package maker
 
 import "testing"
 
-// TestWritten_Since holds the growth of a file system to what it took from the host's disk, whatever
-// was deleted or only promised in it meanwhile.
+// TestWritten_Since deletes and promises space while a sandbox writes: the growth of its file system is
+// what it took from the host's disk.
 func TestWritten_Since(t *testing.T) {
 	before := written{allocated: 100, used: 50}
 	for _, c := range []struct {
