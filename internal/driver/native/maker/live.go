@@ -221,12 +221,13 @@ func (l *live) oomKills() int {
 	return l.shell.group.OOMKills()
 }
 
-// kernelExit passes on how a kernel ended; its agent is not its parent and cannot know.
+// kernelExit passes on how a kernel ended; its agent is not its parent and cannot know. It waits for the
+// name of a victim, so it is called in a goroutine of its own.
 func (m *Maker) kernelExit(l *live, token string, oomBefore int, e exit) {
 	told := &agentapi.KernelExit{Token: token, Code: e.code, Signal: e.signal}
 	if e.signal == "SIGKILL" && l.shell.group.OOMKills() > oomBefore {
 		told.OOM = true
-		if v, ok := m.oom.current(l.shell.group.Name()); ok {
+		if v, ok := m.oom.named(l.shell.group.Name()); ok {
 			told.Message = v.String()
 		}
 	}

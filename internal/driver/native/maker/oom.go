@@ -216,6 +216,20 @@ func (o *oomLog) current(group string) (victim, bool) {
 	return v, ok && v.process != "" && (v.half || !lacks)
 }
 
+// nameDelay is how long the end of a kernel waits for its victim's name. The kernel's log has it within
+// milliseconds, except on a busy host; a client waits for the end of its cell meanwhile.
+const nameDelay = 10 * time.Second
+
+// named is current, once the log has named the victim.
+func (o *oomLog) named(group string) (victim, bool) {
+	for begun := time.Now(); ; time.Sleep(time.Millisecond) {
+		v, ok := o.current(group)
+		if ok || o.file == nil || time.Since(begun) > nameDelay {
+			return v, ok
+		}
+	}
+}
+
 // hearsay is how long the kernel's log may take to say what the count of a group says already.
 const hearsay = 25 * time.Second
 
