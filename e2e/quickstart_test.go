@@ -12,7 +12,7 @@ func TestQuickStart(t *testing.T) {
 		t.Parallel()
 		packages := packagesOf(t, e2bPython)
 		s := newServer(t)
-		runSuite(t, pytest(t, packages, "e2b/python", "test_sandbox.py"), append(s.e2b(), "E2B_SUITE_FOREIGN_KEY="+foreignKey(t, s)))
+		runSuite(t, pytest(t, packages, "e2b/python", "test_commands.py"), append(s.e2b(), "E2B_SUITE_FOREIGN_KEY="+foreignKey(t, s)))
 	})
 	t.Run("opensandbox", func(t *testing.T) {
 		t.Parallel()
@@ -24,7 +24,7 @@ func TestQuickStart(t *testing.T) {
 		t.Parallel()
 		packages := packagesOf(t, agentSandboxPython)
 		w := newAgentSandboxWorld(t)
-		runSuite(t, pytest(t, packages, "agentsandbox/python", "test_commands.py"), append(w.suite(t), "AGENT_SANDBOX_CLIENT=newest"))
+		runSuite(t, pytest(t, packages, "agentsandbox/python", "test_files.py"), append(w.suite(t), "AGENT_SANDBOX_CLIENT=newest"))
 	})
 	t.Run("python package", func(t *testing.T) {
 		t.Parallel()
