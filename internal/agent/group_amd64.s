@@ -1,10 +1,10 @@
 #include "textflag.h"
 
-// func forkIdle() (pid int)
+// func forkGroup() (pid int)
 //
-// The child runs beside its parent on the same stack, so it uses registers only. Signals are blocked in
-// it: a handler of Go would run in the child as if it were the thread that forked it.
-TEXT ·forkIdle(SB), NOSPLIT, $16-8
+// The child shares this stack, so it uses registers only. Signals are blocked meanwhile: a handler
+// of Go would run in the child as if it were the thread that forked it.
+TEXT ·forkGroup(SB), NOSPLIT, $16-8
 	MOVQ	$-1, AX
 	MOVQ	AX, all-8(SP)
 	MOVQ	$14, AX			// rt_sigprocmask(SIG_SETMASK, &all, &old, 8)
@@ -15,7 +15,7 @@ TEXT ·forkIdle(SB), NOSPLIT, $16-8
 	SYSCALL
 
 	MOVQ	$56, AX			// clone
-	MOVQ	$0x0f00, DI		// SIGHAND | FILES | FS | VM, and no signal at the end
+	MOVQ	$0x4f00, DI		// VFORK | SIGHAND | FILES | FS | VM, and no signal at the end
 	XORQ	SI, SI
 	XORQ	DX, DX
 	XORQ	R10, R10
@@ -24,6 +24,10 @@ TEXT ·forkIdle(SB), NOSPLIT, $16-8
 	TESTQ	AX, AX
 	JNZ	parent
 
+	MOVQ	$109, AX		// setpgid(0, 0)
+	XORQ	DI, DI
+	XORQ	SI, SI
+	SYSCALL
 	MOVQ	$231, AX		// exit_group(0)
 	XORQ	DI, DI
 	SYSCALL
