@@ -40,8 +40,9 @@ const (
 	// exitDelay is how long the word about a dead kernel may take before the list of kernels shows it
 	// as dead, for a reason that is not known.
 	exitDelay = time.Second
-	// wordGrace is how long the agent waits to hear why a dead kernel ended. The parent tells at once: the agent's reaper, or the
-	// maker outside the sandbox, unless the host is too busy to run either. Nothing comes if the kernel's zygote is dead too.
+	// wordGrace is how long the agent waits to hear why a dead kernel ended. The parent tells it:
+	// the agent's reaper at once, the maker outside the sandbox when the host has named what it
+	// killed. Nothing comes if the kernel's zygote is dead too.
 	wordGrace = 50 * time.Second
 	// readyGrace is how long a list of kernels waits for a warm one that has not yet said that it is ready.
 	readyGrace = 5 * time.Second

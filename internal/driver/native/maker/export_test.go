@@ -74,14 +74,8 @@ func (l OOMLog) Victim(group string) (text string, init, ok bool) {
 
 // Await is Victim for a group that has counted a kill.
 func (l OOMLog) Await(group string) (text string, init, ok bool) {
-	v, ok := l.o.awaitVictim(group)
+	v, ok := l.o.awaitVictim(group, endNameDelay)
 	return v.String(), v.init, ok
-}
-
-// Current is the victim of the last kill.
-func (l OOMLog) Current(group string) (text string, ok bool) {
-	v, ok := l.o.current(group)
-	return v.String(), ok
 }
 
 // Journal of ends.

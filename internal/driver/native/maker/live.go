@@ -221,13 +221,13 @@ func (l *live) oomKills() int {
 	return l.shell.group.OOMKills()
 }
 
-// kernelExit passes on how a kernel ended; its agent is not its parent and cannot know. It waits for the
-// name of a victim, so it is called in a goroutine of its own.
+// kernelExit passes on how a kernel ended; its agent is not its parent and cannot know. It waits
+// for the name of a victim, so it is called in a goroutine of its own.
 func (m *Maker) kernelExit(l *live, token string, oomBefore int, e exit) {
 	told := &agentapi.KernelExit{Token: token, Code: e.code, Signal: e.signal}
 	if e.signal == "SIGKILL" && l.shell.group.OOMKills() > oomBefore {
 		told.OOM = true
-		if v, ok := m.oom.named(l.shell.group.Name()); ok {
+		if v, ok := m.oom.awaitVictim(l.shell.group.Name(), kernelNameDelay); ok && v.process != "" {
 			told.Message = v.String()
 		}
 	}
@@ -300,11 +300,7 @@ func (m *Maker) attendLive(l *live) {
 // autopsy finds out why a PID 1 ended that nobody told to.
 func (m *Maker) autopsy(l *live) (sandbox.Cause, string) {
 	status := l.shell.status
-	look := m.oom.victim
-	if l.shell.group.OOMKills() > 0 {
-		look = m.oom.awaitVictim
-	}
-	if victim, ok := look(l.shell.group.Name()); ok {
+	if victim, ok := m.oom.awaitVictim(l.shell.group.Name(), endNameDelay); ok {
 		killed := status.Signaled() && status.Signal() == unix.SIGKILL
 		if killed && (victim.init || victim.pid == l.shell.pid) {
 			victim.process = agentName // the kernel calls it by the memory file it was executed from

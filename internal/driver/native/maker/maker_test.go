@@ -81,11 +81,11 @@ func TestOOMLogWithoutTheFirstRecord(t *testing.T) {
 	says("by the uid", "sb7: out of memory: the kernel killed python3, which used 64 MiB")
 	bare("python3", 13, maker.UID(7, 1000))
 	says("the same count explains one kill")
-	if text, ok := l.Current("sb7"); !ok || !strings.Contains(text, "python3") {
+	if text, _, ok := l.Await("sb7"); !ok || !strings.Contains(text, "python3") {
 		t.Errorf("the last victim: %q %t", text, ok)
 	}
 	kills["sb7"]++
-	if text, ok := l.Current("sb7"); ok {
+	if text, _, _ := l.Await("sb7"); strings.Contains(text, "python3") {
 		t.Errorf("an earlier victim passes for that of the last kill: %q", text)
 	}
 	kills["sb7"]--

@@ -96,7 +96,7 @@ func (o *oomLog) follow() {
 }
 
 var (
-	oomTask   = regexp.MustCompile(`oom-kill:.*task_memcg=([^,]+),task=(.+),pid=(\d+),uid=(\d+)`)
+	oomTask   = regexp.MustCompile(`oom-kill:.*task_memcg=([^,]+),task=(.*),pid=(\d+),uid=(\d+)`)
 	oomKilled = regexp.MustCompile(`Killed process (\d+) \((.*)\).*anon-rss:(\d+)kB(?:.* UID:(\d+))?`)
 )
 
@@ -209,36 +209,22 @@ func (o *oomLog) victim(group string) (victim, bool) {
 	return v, ok
 }
 
-// current is the victim of a group's last kill, if the log has named it already.
-func (o *oomLog) current(group string) (victim, bool) {
-	lacks := o.lacks(group)
-	v, ok := o.victim(group)
-	return v, ok && v.process != "" && (v.half || !lacks)
-}
+// How long the kernel's log may take to name what its group has counted as killed. It takes
+// milliseconds, except on a busy host.
+const (
+	endNameDelay    = 25 * time.Second // for the cause of a sandbox's end
+	kernelNameDelay = 10 * time.Second // for the end of a cell, which a client waits for
+)
 
-// nameDelay is how long the end of a kernel waits for its victim's name. The kernel's log has it within
-// milliseconds, except on a busy host; a client waits for the end of its cell meanwhile.
-const nameDelay = 10 * time.Second
-
-// named is current, once the log has named the victim.
-func (o *oomLog) named(group string) (victim, bool) {
-	for begun := time.Now(); ; time.Sleep(time.Millisecond) {
-		v, ok := o.current(group)
-		if ok || o.file == nil || time.Since(begun) > nameDelay {
-			return v, ok
-		}
-	}
-}
-
-// hearsay is how long the kernel's log may take to say what the count of a group says already.
-const hearsay = 25 * time.Second
-
-// awaitVictim waits for the log when something is known to have been killed. Where it says nothing the victim has no name.
-func (o *oomLog) awaitVictim(group string) (victim, bool) {
-	for begun := time.Now(); o.lacks(group); time.Sleep(time.Millisecond) {
-		if o.file == nil || time.Since(begun) > hearsay {
+// awaitVictim waits for the log when something is known to have been killed. Where the log says
+// nothing in time the victim has no name.
+func (o *oomLog) awaitVictim(group string, delay time.Duration) (victim, bool) {
+	begun := time.Now()
+	for poll := time.Millisecond; o.lacks(group); poll = min(2*poll, 100*time.Millisecond) {
+		if o.file == nil || time.Since(begun) > delay {
 			return o.unfinished(group), true
 		}
+		time.Sleep(poll)
 	}
 	return o.victim(group)
 }
