@@ -41,6 +41,7 @@ type renewal struct {
 	built   chan string   // names of templates that were replaced; closed when the child has ended
 	done    chan struct{} // closed when the child has ended
 	state   *templateState
+	byHand  func(name string) string // what root runs to build a template again
 	log     *slog.Logger
 
 	once   sync.Once
@@ -206,7 +207,7 @@ func (s *Server) renewTemplates(t builtTemplates, names []string) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C is for the server, which tells the child
 	r := &renewal{
 		cmd: cmd, checked: make(chan struct{}), built: make(chan string, len(names)+maxOrders), done: make(chan struct{}),
-		state: t.state, log: s.log,
+		state: t.state, byHand: s.rebuildByHand, log: s.log,
 	}
 	var err error
 	if r.stdin, err = cmd.StdinPipe(); err != nil {
@@ -253,7 +254,7 @@ func (s *Server) refuse(t builtTemplates, name string, why error) {
 // Without --rebuild a template that is as it was built keeps its digest, and the server goes on to
 // refuse it.
 func (s *Server) rebuildByHand(name string) string {
-	return "sudo cove template build " + name + " --rebuild --data-dir " + s.cfg.DataDir
+	return fmt.Sprintf("sudo cove template build %s --rebuild --data-dir %q", name, s.cfg.DataDir)
 }
 
 // rebuild tells the child to build a template again.
@@ -308,8 +309,8 @@ func (r *renewal) follow() {
 			r.log.Info("the host or the definition of a template has changed; it is built again while the earlier one serves", "template", line.Template)
 		case renewFailed:
 			if r.state.usable(line.Template) != nil {
-				r.log.Error("a damaged template cannot be built again, and no sandbox starts from it: correct the cause and restart the server",
-					"template", line.Template, "error", line.Message)
+				r.log.Error("a damaged template cannot be built again, and no sandbox starts from it: correct the cause and run "+
+					r.byHand(line.Template), "template", line.Template, "error", line.Message)
 				continue
 			}
 			r.log.Warn("a template cannot be built again; the earlier one goes on to serve", "template", line.Template, "error", line.Message)
@@ -375,7 +376,8 @@ func (s *Server) blames(ctx context.Context, err error) bool {
 	return ctx.Err() == nil && fault.Is(err, fault.Unavailable) && s.ready(ctx) == nil
 }
 
-// followRenewal makes each template that is built again ready: the first create from it would else wait for its zygote.
+// followRenewal makes each template that is built again ready: the first create from it would else
+// wait for its zygote.
 func (s *Server) followRenewal(m preparer, p parts, names []string) {
 	built, ok := p.templates.(builtTemplates)
 	if !ok || s.renewal == nil {
@@ -604,9 +606,9 @@ func (r *renewer) check(ctx context.Context, name string) (damaged bool) {
 }
 
 // How long a template rests after the server had it built, before the server may again. The rest
-// doubles each time, up to rebuildRestMax: a server that was taken over must not fill the disk, and a
-// template that is damaged again and again is not repaired by building it. A template that was whole
-// for two of the longest rests begins anew.
+// doubles each time, up to rebuildRestMax: a server that was taken over must not fill the disk, and
+// a template that is damaged again and again is not repaired by building it. A template that was
+// whole for two of the longest rests begins anew.
 const (
 	rebuildRest    = 10 * time.Minute
 	rebuildRestMax = 24 * time.Hour
@@ -631,7 +633,7 @@ func (b rebuilds) rest(now time.Time) time.Duration {
 }
 
 // and is b with one build more.
-func (b rebuilds) and(now time.Time) rebuilds {
+func (b rebuilds) next(now time.Time) rebuilds {
 	if now.Sub(b.last) > 2*rebuildRestMax {
 		b.times = 0
 	}
@@ -687,7 +689,7 @@ func (r *renewer) order(name string) {
 	rest := r.rebuilt[name].rest(time.Now())
 	switch {
 	case rest > 0:
-		r.say(name, renewFailed, fmt.Sprintf("it was built again and is damaged again: it is not built for another %v", rest.Round(time.Second)))
+		r.say(name, renewFailed, fmt.Sprintf("it was built again and is damaged again: the next order to build it is taken in %v", rest.Round(time.Second)))
 	case waiting == maxOrders:
 		r.say(name, renewFailed, tooManyOrders)
 	default: // Rebuild does what Ensure and Repair do
@@ -696,13 +698,17 @@ func (r *renewer) order(name string) {
 	}
 }
 
-// rebuild builds a template again for the server.
+// rebuild builds a template again for the server. A try that waited in vain for the host's package
+// manager built nothing and does not count.
 func (r *renewer) rebuild(ctx context.Context, name string, progress func(template.Progress)) (*template.Template, error) {
-	r.rebuilt[name] = r.rebuilt[name].and(time.Now())
 	if err := r.store.Refresh(); err != nil { // definitions may have changed since
 		return nil, err
 	}
-	return r.store.Rebuild(ctx, name, progress)
+	t, err := r.store.Rebuild(ctx, name, progress)
+	if !errors.Is(err, template.ErrDpkgBusy) && !fault.Is(err, fault.NotFound) {
+		r.rebuilt[name] = r.rebuilt[name].next(time.Now())
+	}
+	return t, err
 }
 
 // renewTries is how often a template is built while the host's package manager is busy: for about
@@ -719,8 +725,8 @@ func (r *renewer) add(j renewalJob) {
 	r.enqueue(&j)
 }
 
-// enqueue puts a job before those that are due later. Damaged templates come before outdated ones,
-// which go on to serve.
+// enqueue orders the queue: damaged templates before outdated ones, which go on to serve, and each
+// kind by when it is due.
 func (r *renewer) enqueue(j *renewalJob) {
 	r.queue = append(r.queue, j)
 	slices.SortStableFunc(r.queue, func(a, b *renewalJob) int {

@@ -147,6 +147,32 @@ func TestRenewal_OrdersThatWait(t *testing.T) {
 	}
 }
 
+// TestRebuild_Counts orders builds: only what was built makes the next order wait longer.
+func TestRebuild_Counts(t *testing.T) {
+	noPause(t)
+	unknown := fault.New(fault.NotFound, "no such template")
+	for name, c := range map[string]struct {
+		host busyHost
+		want int
+	}{
+		"the package manager finishes":        {busyHost{busyFor: 9}, 1},
+		"the package manager does not finish": {busyHost{busyFor: 1000}, 0},
+		"a build fails":                       {busyHost{then: errors.New("no space")}, 1},
+		"no such template":                    {busyHost{then: unknown}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := renewer{store: &c.host, say: func(string, string, string) {}, rebuilt: map[string]rebuilds{}}
+			r.order("x")
+			if err := r.work(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+			if got := r.rebuilt["x"].times; got != c.want {
+				t.Errorf("%d builds count, want %d", got, c.want)
+			}
+		})
+	}
+}
+
 // TestRebuilds_Rest has a template damaged again as soon as it may be built.
 func TestRebuilds_Rest(t *testing.T) {
 	now := time.Unix(1_800_000_000, 0)
@@ -156,7 +182,7 @@ func TestRebuilds_Rest(t *testing.T) {
 	}
 	begin, builds := now, 0
 	for ; now.Sub(begin) < 30*24*time.Hour; now = now.Add(b.rest(now)) {
-		b = b.and(now)
+		b = b.next(now)
 		builds++
 		if rest := b.rest(now.Add(-time.Second)); rest <= 0 || rest > rebuildRestMax+time.Second {
 			t.Fatalf("after build %d it rests for %v", builds, rest)
@@ -165,7 +191,7 @@ func TestRebuilds_Rest(t *testing.T) {
 	if builds < 30 || builds > 40 {
 		t.Errorf("%d builds in thirty days, want one a day and a few more", builds)
 	}
-	b = b.and(now.Add(3 * rebuildRestMax))
+	b = b.next(now.Add(3 * rebuildRestMax))
 	if rest := b.rest(b.last); rest != rebuildRest {
 		t.Errorf("a template that was whole for days rests for %v, want %v", rest, rebuildRest)
 	}
