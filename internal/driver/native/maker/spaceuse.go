@@ -10,19 +10,20 @@ import (
 // that several may have.
 type fileSystem interface {
 	// written is what it has there.
-	written() written
+	written() diskUse
 	// cutOff takes it away from those who use it: what they have written and is not on the host's
 	// disk yet is dropped, and nothing reaches that disk any more.
 	cutOff()
 }
 
-// written is what a file system has on the host's disk, and what it says of itself. What is deleted
-// keeps its place on the host's disk until it is given back, and what is written gets another or has
-// none yet. So growth is that of both, and what one of them loses does not hide what the other gains:
-// space that was only promised (fallocate) can be deleted without giving any back.
-type written struct{ allocated, used int64 }
+// diskUse is what a file system has on the host's disk, and what it says of itself. What is deleted
+// keeps its place on the host's disk until it is given back, and what is written gets another or
+// has none yet. So growth is the sum of both: what one of them loses does not hide what the other
+// gains, as when space that was only promised (fallocate) is deleted without giving any back. What
+// reaches the host's disk within the same time counts twice.
+type diskUse struct{ allocated, used int64 }
 
-func (now written) since(before written) int64 {
+func (now diskUse) since(before diskUse) int64 {
 	return now.allocated - before.allocated + max(now.used-before.used, 0)
 }
 
@@ -46,12 +47,12 @@ func (m *Maker) writers() []writer {
 // spaceUse is how much the file systems of all sandboxes have at one moment.
 type spaceUse struct {
 	writers []writer
-	bytes   map[fileSystem]written
+	bytes   map[fileSystem]diskUse
 	totals  diskTotals
 }
 
 func (m *Maker) spaceUse() spaceUse {
-	now := spaceUse{m.writers(), map[fileSystem]written{}, diskTotals{tenants: map[string]int64{}}}
+	now := spaceUse{m.writers(), map[fileSystem]diskUse{}, diskTotals{tenants: map[string]int64{}}}
 	for _, s := range now.writers {
 		if k := s.disk; k != nil {
 			has := allocated(k.image)
@@ -70,7 +71,7 @@ func (m *Maker) spaceUse() spaceUse {
 
 // grown is how much a file system has grown since an earlier moment. A disk that is not known from
 // then had nothing. A volume may be old: one that is not known has not grown yet.
-func (now spaceUse) grown(p fileSystem, since map[fileSystem]written) int64 {
+func (now spaceUse) grown(p fileSystem, since map[fileSystem]diskUse) int64 {
 	before, known := since[p]
 	if _, isVolume := p.(*volume); isVolume && !known {
 		return 0
@@ -80,7 +81,7 @@ func (now spaceUse) grown(p fileSystem, since map[fileSystem]written) int64 {
 
 // grownBy is how much the file systems of a sandbox have grown. What several sandboxes write to one
 // volume counts for each of them.
-func (now spaceUse) grownBy(s writer, since map[fileSystem]written) (bytes int64) {
+func (now spaceUse) grownBy(s writer, since map[fileSystem]diskUse) (bytes int64) {
 	if s.disk != nil {
 		bytes = now.grown(s.disk, since)
 	}
@@ -92,7 +93,7 @@ func (now spaceUse) grownBy(s writer, since map[fileSystem]written) (bytes int64
 
 // grownByTenant is how much the file systems of each tenant's sandboxes have grown. What several
 // sandboxes write to one volume counts once.
-func (now spaceUse) grownByTenant(since map[fileSystem]written) map[string]int64 {
+func (now spaceUse) grownByTenant(since map[fileSystem]diskUse) map[string]int64 {
 	bytes, counted := map[string]int64{}, map[fileSystem]bool{}
 	add := func(tenant string, p fileSystem) {
 		if !counted[p] {
@@ -111,9 +112,9 @@ func (now spaceUse) grownByTenant(since map[fileSystem]written) map[string]int64
 	return bytes
 }
 
-func (k *disk) written() written { return written{allocated(k.image), k.bytes()} }
+func (k *disk) written() diskUse { return diskUse{allocated(k.image), k.bytes()} }
 
-func (u *volume) written() (has written) {
+func (u *volume) written() (has diskUse) {
 	var st unix.Stat_t
 	if unix.Lstat(u.path, &st) == nil {
 		has.allocated = st.Blocks * 512

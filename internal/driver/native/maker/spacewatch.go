@@ -21,26 +21,29 @@ import (
 type spaceWatch struct {
 	m *Maker
 
-	// calm is what each had when there was room for calmTime, or up to twice as long; a volume that
-	// was seen later is in it as it was then. roomy becomes calm.
-	calm, roomy map[fileSystem]written
-	roomSince   time.Time // when roomy was measured; zero: there is no room
+	// baseline is what each had when there had been room for roomTime, or up to twice as long; a
+	// volume that was seen later is in it as it was then. nextBaseline takes its place.
+	baseline, nextBaseline map[fileSystem]diskUse
+	based                  time.Time // when baseline took effect
+	roomSince              time.Time // when nextBaseline was measured; zero: there is no room
 
-	before map[fileSystem]written // and at the beginning of this window
+	before map[fileSystem]diskUse // and at the beginning of this window
 	window time.Time
-	early  map[fileSystem]written // and slowWindow ago, or up to twice as long, unless there was room since
-	later  map[fileSystem]written // becomes early
-	slow   time.Time              // when later was measured
-	read   time.Time              // when the operator's rules were read
-	unread error                  // why they could not be read last
-	held   []*live                // stopped, in order
-	since  time.Time
-	ended  time.Time        // when one was ended last
-	coming map[*shell]int64 // space that will be free when sandboxes that were ended are gone
+	// early is what each had slowWindow ago, or up to twice as long, or at the last look with room
+	// if that was later. later takes its place.
+	early, later map[fileSystem]diskUse
+	slow         time.Time // when later was measured
+	read         time.Time // when the operator's rules were read
+	unread       error     // why they could not be read last
+	held         []*live   // stopped, in order
+	since        time.Time
+	ended        time.Time        // when one was ended last
+	coming       map[*shell]int64 // space that will be free when sandboxes that were ended are gone
 }
 
 const (
-	calmTime     = 30 * time.Second // a moment of room does not make what was written before it forgotten
+	roomTime     = 30 * time.Second // a moment of room does not make what was written before it forgotten
+	baselineTime = 5 * time.Minute  // unless the baseline is older: who keeps the disk nearly full has nobody else blamed for hours
 	growthWindow = 250 * time.Millisecond
 	slowWindow   = 5 * time.Second  // for sandboxes that write little at a time
 	growthNoise  = 1 << 20          // a sandbox that grows less in a window is not stopped
@@ -56,7 +59,7 @@ func writeSpeed() int64 { return int64(min(runtime.NumCPU(), 8)) * 3 << 29 }
 
 // watchSpace looks at the host's disk until the maker closes.
 func (m *Maker) watchSpace() {
-	w := &spaceWatch{m: m, calm: map[fileSystem]written{}, before: map[fileSystem]written{}, coming: map[*shell]int64{}}
+	w := &spaceWatch{m: m, baseline: map[fileSystem]diskUse{}, before: map[fileSystem]diskUse{}, coming: map[*shell]int64{}}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -117,42 +120,64 @@ func (w *spaceWatch) next(room int64, marks spaceMarks) time.Duration {
 }
 
 // measure notes how much each sandbox has on the host's disk.
-func (w *spaceWatch) measure(now time.Time, calm bool) {
-	if !calm && now.Sub(w.window) < growthWindow {
+func (w *spaceWatch) measure(now time.Time, isRoom bool) {
+	if !isRoom && now.Sub(w.window) < growthWindow {
 		return
 	}
 	w.window = now
 	use := w.m.spaceUse()
-	w.before = use.bytes
-	switch {
-	case !calm:
-		w.roomSince = time.Time{}
-	case w.roomSince.IsZero():
-		w.roomy, w.roomSince = use.bytes, now
-	case now.Sub(w.roomSince) >= calmTime:
-		w.calm, w.roomy, w.roomSince = maps.Clone(w.roomy), use.bytes, now
-	}
-	if calm {
-		w.later = use.bytes
-	}
-	if calm || now.Sub(w.slow) >= slowWindow {
-		w.early, w.later, w.slow = w.later, use.bytes, now
-	}
-	for p, n := range use.bytes {
-		_, isVolume := p.(*volume)
-		if _, known := w.calm[p]; isVolume && !known {
-			w.calm[p] = n
-		}
-	}
+	w.note(now, isRoom, use.bytes)
 	s := w.m.space
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.disks = use.totals
 }
 
+// note keeps what each has for the looks that ask how much it has grown.
+func (w *spaceWatch) note(now time.Time, isRoom bool, bytes map[fileSystem]diskUse) {
+	w.before = bytes
+	switch {
+	case !isRoom:
+		w.roomSince = time.Time{}
+	case w.roomSince.IsZero():
+		w.nextBaseline, w.roomSince = bytes, now
+		if now.Sub(w.based) >= baselineTime {
+			w.rebase(now, bytes)
+		}
+	case now.Sub(w.roomSince) >= roomTime:
+		w.rebase(now, bytes)
+		w.nextBaseline, w.roomSince = bytes, now
+	}
+	if isRoom {
+		w.later = bytes
+	}
+	if isRoom || now.Sub(w.slow) >= slowWindow {
+		w.early, w.later, w.slow = w.later, bytes, now
+	}
+	for p, n := range bytes {
+		_, isVolume := p.(*volume)
+		if _, known := w.baseline[p]; isVolume && !known {
+			w.baseline[p] = n
+		}
+	}
+}
+
+// rebase puts the next baseline in the place of the present one. A volume that was seen between the
+// two keeps what it had then.
+func (w *spaceWatch) rebase(now time.Time, bytes map[fileSystem]diskUse) {
+	earlier := w.baseline
+	w.baseline, w.based = maps.Clone(w.nextBaseline), now
+	for p := range bytes {
+		n, wasKnown := earlier[p]
+		if _, known := w.baseline[p]; wasKnown && !known {
+			w.baseline[p] = n
+		}
+	}
+}
+
 // growing are sandboxes that have grown by some bytes since an earlier moment, the one that has
 // grown most since there was room first. The first bytes of a new disk are the file system's own.
-func (w *spaceWatch) growing(use spaceUse, since map[fileSystem]written, least int64) []writer {
+func (w *spaceWatch) growing(use spaceUse, since map[fileSystem]diskUse, least int64) []writer {
 	var all []writer
 	for _, s := range use.writers {
 		atLeast := least
@@ -163,16 +188,19 @@ func (w *spaceWatch) growing(use spaceUse, since map[fileSystem]written, least i
 			all = append(all, s)
 		}
 	}
-	slices.SortFunc(all, func(a, b writer) int { return cmp.Compare(use.grownBy(b, w.calm), use.grownBy(a, w.calm)) })
+	slices.SortFunc(all, func(a, b writer) int { return cmp.Compare(use.grownBy(b, w.baseline), use.grownBy(a, w.baseline)) })
 	return all
 }
 
 // fills reports whose sandboxes fill the disk: those of a tenant that have grown much in the last
-// seconds, and all of them when there is next to no space left. A sandbox that writes a little beside
-// those goes on.
+// seconds, or since the baseline when there is little space left, and all of them when there is
+// next to none. A sandbox that writes a little beside those goes on.
 func (w *spaceWatch) fills(use spaceUse, left int64, marks spaceMarks) func(s writer) bool {
-	grown := use.grownByTenant(w.early)
-	return func(s writer) bool { return left < marks.end/4 || grown[s.l.tenant] >= marks.end/8 }
+	lately, all := use.grownByTenant(w.early), use.grownByTenant(w.baseline)
+	return func(s writer) bool {
+		much := marks.end / 8
+		return lately[s.l.tenant] >= much || left < marks.end && all[s.l.tenant] >= much || left < marks.end/4
+	}
 }
 
 // stop has sandboxes that grow stand still. Where the host cannot do that they are ended.
@@ -241,14 +269,14 @@ func (w *spaceWatch) release() {
 // sandboxes have. Then it waits for the space of that sandbox, unless left, the free bytes with
 // those that are still coming, is too little to wait. Sandboxes that write little at a time are
 // waited for longer. Those that have written next to nothing are ended only if the sandboxes of their
-// tenant have written much together.
+// tenant have written much together in the last seconds.
 func (w *spaceWatch) endLargest(now time.Time, left, free int64, marks spaceMarks) {
 	waited := now.Sub(w.ended) >= endTime
 	if !waited && left >= marks.end && free >= marks.end/4 {
 		return
 	}
 	use := w.m.spaceUse()
-	ofTenant := use.grownByTenant(w.calm)
+	ofTenant := use.grownByTenant(w.baseline)
 	fast, slow := w.growing(use, w.before, leastGrowth), w.growing(use, w.early, leastGrowth)
 	if left < marks.end/4 {
 		lately := use.grownByTenant(w.early)
@@ -264,7 +292,7 @@ func (w *spaceWatch) endLargest(now time.Time, left, free int64, marks spaceMark
 	if len(candidates) == 0 {
 		return
 	}
-	written := func(s writer) int64 { return use.grownBy(s, w.calm) }
+	written := func(s writer) int64 { return use.grownBy(s, w.baseline) }
 	largest := slices.MaxFunc(candidates, func(a, b writer) int {
 		return cmp.Or(cmp.Compare(ofTenant[a.l.tenant], ofTenant[b.l.tenant]), cmp.Compare(written(a), written(b)))
 	})
@@ -320,7 +348,7 @@ func (w *spaceWatch) end(l *live, why string) {
 // one of them end too. One that is starting at this moment is refused by register.
 func (w *spaceWatch) endVolumes(use spaceUse, ended writer) {
 	for _, u := range ended.volumes {
-		if use.grown(u, w.calm) < growthNoise {
+		if use.grown(u, w.baseline) < growthNoise {
 			continue
 		}
 		u.cutOff()
