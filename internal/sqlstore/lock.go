@@ -94,7 +94,9 @@ func (s *Store) whileFree(ctx context.Context, change func(context.Context) erro
 		return err
 	case locked(err):
 		refusal := sqliteFault(err)
-		s.watchLock(refusal)
+		if free.Err() == nil { // else begin has told of this lock, which may be gone by now
+			s.watchLock(refusal)
+		}
 		return refusal
 	case free.Err() != nil && errors.Is(err, context.Canceled) && ctx.Err() == nil:
 		return context.Cause(free)
