@@ -56,7 +56,8 @@ test: prerequisites build
 	$(GO) test -short -timeout 60m ./...
 
 # What `make test` leaves out because it takes minutes: the published SDKs whole, a full disk below
-# durable storage, the memory of stalled readers, the builds of templates, the largest forks and snapshots.
+# durable storage, the memory of stalled readers, the builds of templates, the largest forks and
+# snapshots.
 test-slow: programs
 	$(GO) test -count=1 -timeout 60m -run "$$(test/slow/names pattern)" $$(test/slow/names packages)
 

@@ -24,8 +24,8 @@ import (
 const MaxCode = 8 << 20
 
 // endNews is how long a broken connection waits for the news that its sandbox has ended, which tells why.
-// Without it the caller reads that the sandbox does not answer, and tries again in vain. A connection
-// that breaks while its sandbox lives is told of this much later, each time.
+// Without it the caller reads that the sandbox does not answer, and tries again in vain. The
+// caller of a connection that breaks while its sandbox lives gets the error this much later.
 const endNews = 3 * time.Second
 
 // kernelLanguage is what a kernel speaks for which nobody named a language, and what a warm one does.

@@ -64,8 +64,8 @@ func (s *Store) call(ctx context.Context, limit time.Duration, do func(context.C
 	return fault.Wrap(fault.Unavailable, errors.Join(errLate, err), "the database does not answer: try again later")
 }
 
-// brief is the context of calls that take microseconds in SQLite. Its driver and database/sql start a
-// goroutine for each call that can be interrupted, which costs more than the call does.
+// brief is the context of calls that take microseconds in SQLite. Its driver and database/sql start
+// a goroutine for each call that can be interrupted, which costs more than the call does.
 func (s *Store) brief(ctx context.Context) context.Context {
 	if s.lock == nil { // Postgres
 		return ctx

@@ -70,7 +70,8 @@ func TestPostgres_HangsAndIsUnavailable(t *testing.T) {
 // TestPostgres_HangsAtChanges is a database that answers reads while no change comes to an end.
 func TestPostgres_HangsAtChanges(t *testing.T) {
 	s := openPostgres(t, pgtest.URL(t))
-	// A busy machine is late with a read. The lock below ends after 30 s, and a wait for it after 15 s.
+	// A busy machine is late with a read. The lock below ends after 30 s, and a wait for it after
+	// 15 s.
 	s.SetLimits(5*time.Second, 3*time.Second)
 	s.SetDoubt(2 * time.Second)
 	held, err := s.Begin(t.Context())

@@ -121,8 +121,8 @@ func (s *Store) once(ctx context.Context, do func(context.Context, *sql.Tx) erro
 
 // begin waits for a connection and starts a transaction; release gives the connection back.
 //
-// A caller of SQLite can leave while it waits for the one writer. What comes then takes microseconds, or
-// lockLimit at most.
+// A caller of SQLite can leave while it waits for the one writer. What comes then takes
+// microseconds, or lockLimit at most.
 func (s *Store) begin(ctx context.Context) (tx *sql.Tx, release func(), err error) {
 	if s.lock == nil { // Postgres
 		tx, err = s.w.BeginTx(ctx, nil)

@@ -267,8 +267,8 @@ func ghost(value string) string {
 // volatileFields are what changes in A's view of its own things without anybody's doing.
 var volatileFields = regexp.MustCompile(`"(last_?[uU]sed(At)?|deadline|cpu_ms|memory_bytes|peak_bytes|disk_bytes|used_bytes|pids|resourceVersion|url|url_expires|lastSpawnedAt|spawnCount|endAt|expiresAt|diskUsed|memUsed)": ?("[^"]*"|[0-9.e+-]+),?`)
 
-// state is all that a tenant can see of its things, without what changes by itself. A sandbox that the
-// tenant has ended may still be stopping, so state waits until none is.
+// state is all that a tenant can see of its things, without what changes by itself. A sandbox that
+// the tenant has ended may still be stopping, so state waits until none is.
 func (w *world) state(p *tenant) map[string]string {
 	w.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
