@@ -40,6 +40,9 @@ func (rt *Runtime) fail(c *call, err error) {
 	if c.r.ProtoMajor == 1 && c.r.Method == http.MethodPost {
 		c.w.Header().Set("Connection", "close") // what is left of the body is not waited for
 	}
+	if no.status == http.StatusTooManyRequests || no.status == http.StatusServiceUnavailable {
+		c.w.Header().Set("Retry-After", "1")
+	}
 	// One of the two is what clients look for: the runtime's word, and the router's.
 	_ = c.answer(no.status, map[string]string{"message": no.message, "detail": no.message})
 }

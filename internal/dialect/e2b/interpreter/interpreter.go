@@ -127,7 +127,7 @@ func (in *Interpreter) fail(c *call, err error) {
 	case c.ctx().Err() != nil:
 		panic(http.ErrAbortHandler) // nobody is there to be told, or the sandbox has just ended
 	case errors.As(err, &no):
-		text(c.w, no.status, no.text)
+		c.refuse(no.status, no.text)
 	case in.gone(c, err):
 		c.w.Header().Set("Content-Type", "application/json")
 		c.w.WriteHeader(http.StatusBadGateway)
@@ -136,8 +136,13 @@ func (in *Interpreter) fail(c *call, err error) {
 		if fault.Is(err, fault.Internal) {
 			in.log.Error("interpreter request failed", "sandbox", c.id(), "error", err)
 		}
-		text(c.w, statusOf(fault.KindOf(err)), fault.Message(err))
+		c.refuse(statusOf(fault.KindOf(err)), fault.Message(err))
 	}
+}
+
+func (c *call) refuse(status int, why string) {
+	target.Advise(c.w.Header(), status)
+	text(c.w, status, why)
 }
 
 // gone says whether it is the sandbox that is missing, and not something in it.

@@ -18,7 +18,7 @@ func TestBodies_OverBudget(t *testing.T) {
 	r := httptest.NewRequest("POST", "/policy", strings.NewReader(strings.Repeat(" ", 100<<10)+`{"defaultAction":"allow"}`))
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r.WithContext(access.With(r.Context(), &access.Target{Sandbox: sandbox.Sandbox{ID: "sb1"}, Port: access.PortEgress})))
-	if w.Code != http.StatusTooManyRequests || !strings.Contains(w.Body.String(), "EGRESS::BUSY") {
-		t.Errorf("%d %s", w.Code, w.Body)
+	if w.Code != http.StatusTooManyRequests || !strings.Contains(w.Body.String(), "EGRESS::BUSY") || w.Header().Get("Retry-After") == "" {
+		t.Errorf("%d %v %s", w.Code, w.Header(), w.Body)
 	}
 }

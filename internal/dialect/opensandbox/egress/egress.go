@@ -112,6 +112,9 @@ func (h *Handler) fail(c *call, err error) {
 		status, code := statusOf(kind)
 		no = &refusal{status, code, fault.Message(err)}
 	}
+	if no.status == http.StatusTooManyRequests || no.status == http.StatusServiceUnavailable {
+		c.w.Header().Set("Retry-After", "1")
+	}
 	c.answerWith(no.status, map[string]string{"code": no.code, "message": no.message})
 }
 
