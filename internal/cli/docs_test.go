@@ -112,7 +112,8 @@ func flags(set *pflag.FlagSet) string {
 		if value != "" {
 			name += strings.TrimSuffix(" "+value, " =PROCESS")
 		}
-		fmt.Fprintf(&b, "| %s` | %s |\n", name, strings.ReplaceAll(about, "|", "\\|"))
+		cell := strings.NewReplacer("|", "\\|", "\n", " ")
+		fmt.Fprintf(&b, "| %s` | %s |\n", cell.Replace(name), cell.Replace(about))
 	})
 	return b.String()
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -56,10 +57,14 @@ func (a *invocation) kubeconfig() *cobra.Command {
 	return c
 }
 
-// write puts a secret text where it is wanted.
+// write puts a secret text where it is wanted. It makes the directory: few have ~/.kube before their
+// first cluster.
 func (a *invocation) write(file, text string) error {
 	if file == "-" {
 		_, err := fmt.Fprint(a.Out, text)
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return err
 	}
 	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
