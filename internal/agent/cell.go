@@ -137,6 +137,28 @@ func (k *kernel) interruptRun(r *run) {
 		r.cause = agentapi.OutcomeInterrupted
 	}
 	k.sigint()
+	k.nudge(r, 0)
+}
+
+// nudges are when SIGURG follows an interrupt.
+var nudges = []time.Duration{100 * time.Millisecond, time.Second, 5 * time.Second}
+
+// nudge has a Python kernel look at its signals. A SIGINT that comes just before a system call that waits
+// does not end that call. A second SIGINT would interrupt a cell that has taken the first, and SIGURG
+// does nothing to it.
+func (k *kernel) nudge(r *run, n int) {
+	if k.inter != nil || n == len(nudges) {
+		return
+	}
+	time.AfterFunc(nudges[n], func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.current.Load() != r {
+			return
+		}
+		_ = pidfdSignal(k.pfd, syscall.SIGURG, 0)
+		k.nudge(r, n+1)
+	})
 }
 
 // sigint reaches the kernel and, where it leads a process group, the commands that the cell waits for.
@@ -158,6 +180,7 @@ func (k *kernel) stop(r *run, cause agentapi.Outcome) {
 	}
 	r.cause = cause
 	k.sigint()
+	k.nudge(r, 0)
 	since := interruption{began: time.Now(), cpu: k.cpu()}
 	// The first may have come before the kernel could take it, or met code that swallows it.
 	r.grace = time.AfterFunc(insistAfter, func() { k.insist(r, since) })

@@ -170,7 +170,12 @@ class Started(Agent):
         self.ready = self.event()
 
     def interrupt(self):
+        """Interrupts as the agent does, which has Python look at its signals a moment later."""
         self.process.send_signal(signal.SIGINT)
+        for delay in (0.1, 1, 5):
+            nudge = threading.Timer(delay, self.process.send_signal, [signal.SIGURG])
+            nudge.daemon = True
+            nudge.start()
 
     def wait(self):
         return self.process.wait(TIMEOUT)

@@ -375,6 +375,23 @@ class Interrupts(Claims):
         self.assertEqual((outcome(events), results(events)[0]["data"]["text/plain"]), ("ok", "5"))
         self.assertTrue(kernel.output(until="caught\n").endswith("go\ncaught\n"))  # "go" is there twice if its print was interrupted
 
+    def test_an_interrupt_that_another_thread_took_ends_the_cell(self):
+        kernel = self.own()
+        kernel.send({"code": "import signal, threading, time\nthreading.Thread(target=time.sleep, args=(3600,), daemon=True).start()\n"
+                             "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})\nprint('go', flush=True)\ntime.sleep(3600)"})
+        kernel.output(until="go\n")
+        kernel.interrupt()
+        self.assertEqual(outcome(kernel.finish()), "interrupted")
+
+    def test_a_cell_hears_of_one_interrupt(self):
+        kernel = self.own()
+        kernel.send({"code": "import time\ntry:\n    print('go', flush=True)\n    time.sleep(3600)\n"
+                             "except KeyboardInterrupt: time.sleep(1.5)\n5"})
+        kernel.output(until="go\n")
+        kernel.interrupt()
+        events = kernel.finish()
+        self.assertEqual((outcome(events), results(events)[0]["data"]["text/plain"]), ("ok", "5"))
+
     def test_a_cell_cannot_take_the_interrupt_away_from_the_next(self):
         kernel = self.own()
         kernel.run("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)")

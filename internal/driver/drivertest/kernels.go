@@ -30,6 +30,23 @@ func (s *box) cell(t *testing.T, code string) told {
 	return s.run(t, agentapi.RunParams{Code: code})
 }
 
+func wantInterrupted(t *testing.T, next func() (agentapi.Event, error, bool)) {
+	t.Helper()
+	for {
+		e, err, ok := next()
+		if err != nil || !ok {
+			t.Fatal(err)
+		}
+		if e.End == nil {
+			continue
+		}
+		if e.End.Outcome != agentapi.OutcomeInterrupted || e.End.Lost {
+			t.Errorf("%+v", e.End)
+		}
+		return
+	}
+}
+
 // replace does what the server does for a kernel that is gone, or that is to be new.
 func (s *box) replace(t *testing.T, kernel string) {
 	t.Helper()
@@ -203,21 +220,32 @@ print("one"); subprocess.run(["echo", "two"]); os.write(1, b"three\n"); print("e
 			if err != nil {
 				t.Fatal(err)
 			}
-			for {
-				e, err, ok := next()
-				if err != nil || !ok {
-					t.Fatal(err)
-				}
-				if e.End != nil {
-					if e.End.Outcome != agentapi.OutcomeInterrupted || e.End.Lost {
-						t.Errorf("%s: %+v", way, e.End)
-					}
-					break
-				}
-			}
+			wantInterrupted(t, next)
 		}
 		if got := s.cell(t, "kept"); len(got.results) != 1 || text(got.results[0]) != "7" {
 			t.Errorf("%+v", got)
+		}
+	}},
+	{"an interrupt that another thread takes ends the cell", needsPython, func(t *testing.T, b *bench) {
+		s := b.shared(t)
+		s.replace(t, "masked")
+		stream, err := s.Run(t.Context(), agentapi.RunParams{Kernel: "masked", Code: `
+import signal, threading, time
+threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+print("go", flush=True)
+time.sleep(3600)`})
+		if err != nil {
+			t.Fatal(err)
+		}
+		next, _ := pull(t, stream)
+		next() // go
+		if err := s.Interrupt(t.Context(), agentapi.KernelParams{Kernel: "masked"}); err != nil {
+			t.Fatal(err)
+		}
+		wantInterrupted(t, next)
+		if err := s.KernelStop(t.Context(), agentapi.KernelParams{Kernel: "masked"}); err != nil {
+			t.Error(err)
 		}
 	}},
 	{"an interrupt of an idle kernel does no harm", needsPython, func(t *testing.T, b *bench) {
