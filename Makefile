@@ -50,10 +50,11 @@ prerequisites:
 	@test/prerequisites
 
 # Every part of the product with real sandboxes, and a first look with each SDK. The first run also builds the templates
-# that the tests share.
+# that the tests share. Packages wait more than they compute, so two more run at a time than there are
+# processors.
 test: prerequisites build
 	$(GO) vet ./...
-	$(GO) test -short -timeout 60m ./...
+	$(GO) test -short -timeout 60m -p $$(($$(nproc) + 2)) ./...
 
 # What `make test` leaves out because it takes minutes: the published SDKs whole, a full disk below
 # durable storage, the memory of stalled readers, the builds of templates, the largest forks and
