@@ -409,13 +409,22 @@ func fillVolumes(t *testing.T, s *server, other *client.Client, keepers []*keepe
 	if least < 60<<20 { // below 100 the one that wrote most is ended
 		t.Errorf("what was written to volumes left %d MB of the disk", least>>20)
 	}
-	var ends []string // of the two that have volume one
-	for _, sb := range fillers[:2] {
-		if err := sb.Refresh(t.Context()); err != nil {
-			t.Fatal(err)
+	// The second of the two that have volume one ends when what it is writing has come to an end.
+	var ends []string
+	eventually(t, "both that have the volume go on, or neither", patience, func() bool {
+		ends = nil
+		running := 0
+		for _, sb := range fillers[:2] {
+			if err := sb.Refresh(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			ends = append(ends, sb.State+": "+sb.Message)
+			if sb.State != "ended" {
+				running++
+			}
 		}
-		ends = append(ends, sb.State+": "+sb.Message)
-	}
+		return running != 1
+	})
 	if all := strings.Join(ends, "; "); strings.Contains(all, "ended") && strings.Count(all, "a volume of this sandbox was being filled") != 1 {
 		t.Errorf("a volume was taken from one of its two sandboxes: %s", all)
 	}
