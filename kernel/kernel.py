@@ -1765,8 +1765,9 @@ class Kernel:
         if signal.getsignal(signal.SIGINT) is not self.on_interrupt:
             self.on_interrupt = self.on_interrupt  # one bound method, so that the comparison above can be by identity
             signal.signal(signal.SIGINT, self.on_interrupt)
-            # Python does not notice a SIGINT that comes just before a system call that waits, or in another thread. The agent
-            # sends SIGURG after it: that ends the call, Python looks at its signals, and a cell hears of one interrupt only.
+            # Python does not notice a SIGINT that comes just before a system call that waits, or in
+            # another thread. The agent sends SIGURG after it: that ends the call, Python looks at its
+            # signals, and a cell hears of one interrupt only.
             if signal.getsignal(signal.SIGURG) is signal.SIG_DFL:
                 signal.signal(signal.SIGURG, lambda *_: None)
 

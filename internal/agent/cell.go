@@ -143,9 +143,9 @@ func (k *kernel) interruptRun(r *run) {
 // nudges are when SIGURG follows an interrupt.
 var nudges = []time.Duration{100 * time.Millisecond, time.Second, 5 * time.Second}
 
-// nudge has a Python kernel look at its signals. A SIGINT that comes just before a system call that waits
-// does not end that call. A second SIGINT would interrupt a cell that has taken the first, and SIGURG
-// does nothing to it.
+// nudge has a Python kernel look at its signals. A SIGINT that comes just before a system call that
+// waits does not end that call. A second SIGINT would interrupt a cell that has taken the first, and
+// SIGURG does nothing to it.
 func (k *kernel) nudge(r *run, n int) {
 	if k.inter != nil || n == len(nudges) {
 		return

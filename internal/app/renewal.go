@@ -632,7 +632,7 @@ func (b rebuilds) rest(now time.Time) time.Duration {
 	return max(0, all-now.Sub(b.last))
 }
 
-// and is b with one build more.
+// next is b with one build more.
 func (b rebuilds) next(now time.Time) rebuilds {
 	if now.Sub(b.last) > 2*rebuildRestMax {
 		b.times = 0

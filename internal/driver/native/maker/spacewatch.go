@@ -41,9 +41,12 @@ type spaceWatch struct {
 	coming       map[*shell]int64 // space that will be free when sandboxes that were ended are gone
 }
 
+// baselineTime is the age at which the baseline is replaced at the next moment of room, however short:
+// a tenant that keeps the disk nearly full must not have others blamed for hours of growth.
+const baselineTime = 5 * time.Minute
+
 const (
 	roomTime     = 30 * time.Second // a moment of room does not make what was written before it forgotten
-	baselineTime = 5 * time.Minute  // unless the baseline is older: who keeps the disk nearly full has nobody else blamed for hours
 	growthWindow = 250 * time.Millisecond
 	slowWindow   = 5 * time.Second  // for sandboxes that write little at a time
 	growthNoise  = 1 << 20          // a sandbox that grows less in a window is not stopped

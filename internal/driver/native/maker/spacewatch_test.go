@@ -17,7 +17,7 @@ func TestNote_Baseline(t *testing.T) {
 		at     time.Duration
 		isRoom bool
 		disk   int64
-		volume int64 // 0: nobody has it yet
+		volume int64 // 0: no sandbox has it yet
 	}
 	for name, c := range map[string]struct {
 		looks []look
@@ -57,7 +57,8 @@ func TestNote_Baseline(t *testing.T) {
 	}
 }
 
-// TestFills has two tenants write: who is stopped depends on who filled the disk, and on how little is left.
+// TestFills has two tenants write: whose sandboxes are stopped depends on which of them filled the
+// disk, and on how little is left.
 func TestFills(t *testing.T) {
 	marks := spaceMarks{end: 256 << 20}
 	much := marks.end / 8
